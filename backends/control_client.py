@@ -68,13 +68,9 @@ class ControlClient:
                 status = response.status
         except TimeoutError as error:
             raise ConnectFailed(url, f"no answer within {timeout_s:g} s") from error
-        except aiohttp.ClientConnectorCertificateError as error:
-            raise ConnectFailed(url, what_failed(error.certificate_error)) from error
-        except aiohttp.ClientConnectorError as error:
-            why = what_failed(error.os_error) if isinstance(error.os_error, ssl.SSLError) else str(error)
-            raise ConnectFailed(url, why) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise ConnectFailed(url, what_failed(error)) from error
+            cause = getattr(error, "os_error", None)  # a fault of TLS says more than aiohttp's error around it
+            raise ConnectFailed(url, what_failed(cause if isinstance(cause, ssl.SSLError) else error)) from error
         if status != 200:
             why = f"status {status}, not 200"
             if status in (401, 403):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import Annotated, Final, NoReturn
 
 import aiohttp
 import msgspec
@@ -58,16 +58,16 @@ class _Message(msgspec.Struct):
 _decoder: Final = msgspec.json.Decoder(_Message)
 
 
-class _NoFeed(Exception):
-    """The engine has no feed; the message is its answer."""
+class _FeedFault(Exception):
+    """The end of a feed. `again_s`: the delay until it is requested again, 0.0 for that of a lost feed."""
+
+    def __init__(self, why: str, again_s: float = 0.0) -> None:
+        super().__init__(why)
+        self.again_s = again_s
 
 
-class _FeedLost(Exception):
-    """The feed has ended."""
-
-
-class _InvalidMessage(Exception):
-    """A message of the feed is invalid."""
+def _invalid(why: str) -> _FeedFault:
+    return _FeedFault(f"the feed of its steps cannot be right: {why}", WRONG_S)
 
 
 class _Clock:
@@ -115,24 +115,20 @@ class StepFeed:
         """Receive until the feed is lost; then wait until the next try."""
         clock = asyncio.get_running_loop().time
         began_s = clock()
-        pause_s: float | None = None
         try:
             await self._listen()
-        except _NoFeed as error:
-            self._turn(f"it has no feed of its steps: {error}", is_news=True)
-            pause_s = RETRY_S_MAX
-        except _InvalidMessage as error:
-            self._turn(f"the feed of its steps cannot be right: {error}", is_news=True)
-            pause_s = WRONG_S
+        except _FeedFault as error:
+            fault = error
         except TimeoutError:
-            self._turn(f"the feed of its steps said nothing new for {SILENCE_S:g} s")
-        except (_FeedLost, aiohttp.ClientError, OSError, ValueError) as error:
-            self._turn(f"the feed of its steps has ended: {str(error) or type(error).__name__}")
+            fault = _FeedFault(f"the feed of its steps said nothing new for {SILENCE_S:g} s")
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            fault = _FeedFault(f"the feed of its steps has ended: {str(error) or type(error).__name__}")
+        self._turn(str(fault), is_news=fault.again_s > 0)
         lasted = clock() - began_s >= LASTING_S
         self._retry_s = RETRY_S if lasted or not self._retry_s else min(2 * self._retry_s, RETRY_S_MAX)
-        await asyncio.sleep(pause_s or self._retry_s)
+        await asyncio.sleep(fault.again_s or self._retry_s)
 
-    async def _listen(self) -> None:
+    async def _listen(self) -> NoReturn:
         """Receive until the feed fails, and raise the cause."""
         loop = asyncio.get_running_loop()
         asked_s = loop.time()
@@ -140,7 +136,8 @@ class StepFeed:
         async with self.client.request(self.path, timeout) as response:
             if response.status != 200 or response.content_type != CONTENT_TYPE:
                 body = (await response.content.read(WHY_BYTES_MAX)).decode("utf-8", "replace").split("\n")[0]
-                raise _NoFeed(f"status {response.status}, {body}" if response.status != 200 else "another answer")
+                why = f"status {response.status}, {body}" if response.status != 200 else "another answer"
+                raise _FeedFault(f"it has no feed of its steps: {why}", RETRY_S_MAX)
             stream = _StepStream(_Clock(asked_s))
             async with asyncio.timeout(SILENCE_S) as silence:
                 while data := await response.content.readany():
@@ -149,7 +146,7 @@ class StepFeed:
                     if snapshot is not None:
                         silence.reschedule(now + SILENCE_S)
                         self._take(snapshot)
-        raise _FeedLost("the engine closed it")
+        raise _FeedFault("the feed of its steps has ended: the engine closed it")
 
     def _take(self, snapshot: Gauges) -> None:
         """Report a snapshot. The first one after a fault ends the fault."""
@@ -159,7 +156,7 @@ class StepFeed:
             self.on_turn(True, "")
         self.on_snapshot(snapshot)
 
-    def _turn(self, why: str, *, is_news: bool = False) -> None:
+    def _turn(self, why: str, *, is_news: bool) -> None:
         """Report that no steps are received."""
         before, self.why = self.why, why
         if not self.silent.is_set() or (is_news and why != before):
@@ -176,26 +173,28 @@ class _StepStream:
         self._last: _Message | None = None
 
     def feed(self, data: bytes, now: float) -> Gauges | None:
-        """Return the newest message as gauges, or None without a newer one. Raise _InvalidMessage or _FeedLost."""
+        """Return the newest message as gauges, or None without a newer one. Raise _FeedFault."""
         data = self._rest + data if self._rest else data
         end = data.rfind(b"\n")
         self._rest = data[end + 1 :]
         if len(self._rest) > LINE_BYTES_MAX:
-            raise _InvalidMessage(f"a line is longer than {LINE_BYTES_MAX} bytes")
+            raise _invalid(f"a line is longer than {LINE_BYTES_MAX} bytes")
         if end < 0:
             return None
         try:
             message = _decoder.decode(data[data.rfind(b"\n", 0, end) + 1 : end])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise _InvalidMessage(str(error)) from error
+            raise _invalid(str(error)) from error
         if not all(0 <= count <= COUNT_MAX for rank in message.ranks for count in vars(rank).values() if count):
-            raise _InvalidMessage("a count is out of its bounds")
+            raise _invalid("a count is out of its bounds")
         if self._last is not None and message.start == self._last.start and message.seq <= self._last.seq:
             return None
         if message.v != VERSION:
-            raise _InvalidMessage(f"version {message.v}, not {VERSION}")
+            raise _invalid(f"version {message.v}, not {VERSION}")
         if self._last is not None and message.start != self._last.start:
-            raise _FeedLost("another engine, or a restarted one, answers on the connection")
+            raise _FeedFault(
+                "the feed of its steps has ended: another engine, or a restarted one, answers on the connection"
+            )
         made_s = self._clock.ours(message.now_s, now)
         if now - made_s > LATE_S:
             return None

@@ -17,9 +17,9 @@ class Mean:
 
     __slots__ = ("seen", "value")
 
-    def __init__(self) -> None:
-        self.seen = 0
-        self.value = 0.0
+    def __init__(self, value: float = 0.0, seen: int = 0) -> None:
+        self.value = value
+        self.seen = seen
 
     def learn(self, value: float) -> None:
         """Add a value."""

@@ -21,24 +21,23 @@ An interaction beyond its caps continues, but its calls no longer count as insid
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, Literal
+from typing import Final
 
 from policies.app_paces import PACE_S_MAX, AppPaces
 from policies.capacity.output_lengths import APPS_MAX
 from policies.correlation_table import KEYS_MAX, CorrelationTable
 from policies.limits.fullness import given_up
-from policies.oldest_first import OldestFirst
 from policies.request import NO_CLAIM, NO_KEYS, CorrelationKeys, Flow, Interaction, Key, Request, ServiceTokens
-from policies.settings import COUNT_MAX, setting
+from policies.settings import COUNT_MAX, check_bounds, setting
 
 EXTENDED_MAX: Final = 256
 """Hashes of a raw prompt that are looked up, the longest prefix first."""
 LOOKED_AT: Final = 8
-"""Interactions checked for idleness whenever one opens, so that checks outpace openings."""
+"""Interactions of each kind checked for idleness whenever one opens, so that checks outpace openings."""
 KEYS_EACH: Final = 2
 """Correlation keys remembered per interaction of `open_max`."""
 IDLE_S: Final = 300.0
@@ -50,8 +49,8 @@ IDLE_S_AWAITED: Final = 12 * IDLE_S
 class InteractionSettings:
     """Settings for the end of an interaction, and for the caps of its immunity from throttling."""
 
-    idle_s: float | Literal["auto"] = setting(
-        "auto",
+    idle_s: float | None = setting(
+        None,
         "An interaction that was silent for this long is over. auto: 5 minutes, and an hour after an answer that asks "
         "for a tool.",
         kind=float,
@@ -67,10 +66,7 @@ class InteractionSettings:
     """Apps whose paces are remembered (`app_paces`)."""
 
     def __post_init__(self) -> None:
-        for name in ("idle_s", "calls_max", "tokens_max", "lifetime_s_max", "open_max", "apps_max"):
-            value = getattr(self, name)
-            if value != "auto" and not value > 0:
-                raise ValueError(f"interactions: {name} is {value}; it must be greater than 0")
+        check_bounds(self)
 
 
 class Interactions:
@@ -88,9 +84,12 @@ class Interactions:
         self.set(settings)
         self._open: dict[str, dict[Key, Interaction]] = {}
         self._count = 0
-        self._resting: OldestFirst[Interaction] = OldestFirst()
-        """Interactions that rest after a final answer, the longest rest first."""
-        self._to_look_at: deque[Interaction] = deque()
+        self._resting: OrderedDict[Interaction, None] = OrderedDict()
+        """Interactions without a call under way that rest after a final answer, the longest rest first."""
+        self._awaited: OrderedDict[Interaction, None] = OrderedDict()
+        """Interactions without a call under way whose last answer asked for more, the longest silence first."""
+        self._idle: OrderedDict[Interaction, None] = OrderedDict()
+        """All other interactions without a call under way, the longest silence first."""
         self.changed: dict[Interaction, None] | None = None
         """Interactions to report to other gateways, the oldest change first. Bounded: the oldest changes are dropped.
         None if nothing is reported."""
@@ -106,8 +105,6 @@ class Interactions:
         self.settings = settings
         self._by_key.set(KEYS_EACH * settings.open_max)
         self.paces.apps_max = settings.apps_max
-        self._look_s = IDLE_S if settings.idle_s == "auto" else settings.idle_s
-        """Seconds between checks for idleness, and the shortest silence that ends an interaction."""
 
     # --- events ---
 
@@ -139,8 +136,8 @@ class Interactions:
                 return
             interaction = request.progress.interaction = self._begin(request, now)
         else:
-            if interaction.line is not None:
-                interaction.leave()
+            if not interaction.under_way:
+                self._silent(interaction).pop(interaction, None)
                 interaction.over = False
             if claim.extends and not claim.id:
                 self._rename(interaction, claim.extends[-1])
@@ -192,7 +189,7 @@ class Interactions:
 
     def idle_s(self, interaction: Interaction) -> float:
         """Return the longest silence of an interaction in seconds."""
-        return IDLE_S_AWAITED if interaction.awaited and self.settings.idle_s == "auto" else self._look_s
+        return self.settings.idle_s or (IDLE_S_AWAITED if interaction.awaited else IDLE_S)
 
     # --- which interaction is it? ---
 
@@ -206,7 +203,7 @@ class Interactions:
         if claim.extends and not claim.id:
             for extended in islice(reversed(claim.extends), EXTENDED_MAX):
                 found = own.get((flow.app, flow.user, extended)) if own is not None else None
-                if found is not None and found.line is None:
+                if found is not None and not _rests(found):
                     return found if self._is_there(found, now) else None
             return None
         for key in claim.keys.strong:
@@ -219,10 +216,9 @@ class Interactions:
                 return found
         if claim.id and not claim.begins:
             known = self._known_by(flow, claim.id)
-            if known:
-                found = known[0] if len(known) == 1 and self._is_there(known[0], now) else self._of_several(known, now)
-                if found is not None:
-                    return found
+            found = self._of_several(known, now) if known else None
+            if found is not None:
+                return found
         keys = claim.keys
         if keys.weak or (keys.text and self._by_key.has_any(flow, keys.text)):
             return self._by_weak_keys(request, now)
@@ -239,6 +235,8 @@ class Interactions:
 
     def _of_several(self, known: Sequence[Interaction], now: float) -> Interaction | None:
         """Return the live interaction that has been silent longest, if possible one without a call under way."""
+        if len(known) < 2:
+            return known[0] if known and self._is_there(known[0], now) else None
         there = [one for one in tuple(known) if self._is_there(one, now)]
         return min(there, key=lambda one: (one.under_way > 0, one.seen_s)) if there else None
 
@@ -311,13 +309,13 @@ class Interactions:
         self._count += 1
         return interaction
 
-    def watch(self, interaction: Interaction, now: float) -> None:
-        """Plan checks that close the interaction once it is idle.
+    def wait(self, interaction: Interaction) -> None:
+        """Let an interaction without a call under way wait for its next call. The interaction is closed once idle."""
+        self._silent(interaction)[interaction] = None
 
-        Only a call that leaves its interaction open needs this: after a final answer the interaction rests.
-        """
-        interaction.look_s = max(0.0, now) + self._look_s
-        self._to_look_at.append(interaction)
+    def _silent(self, interaction: Interaction) -> OrderedDict[Interaction, None]:
+        """Return the table for an interaction without a call under way."""
+        return self._resting if interaction.over else self._awaited if interaction.awaited else self._idle
 
     def _add_keys(self, interaction: Interaction, keys: CorrelationKeys) -> None:
         """Add the keys of an answer, and note those that other gateways are to know."""
@@ -339,11 +337,8 @@ class Interactions:
 
     def _rename(self, interaction: Interaction, last: int) -> None:
         """Rename a raw prompt's interaction to the hash of its longer prompt, which the next call extends."""
-        own = self._open.get(interaction.tenant)
-        if own is None or own.get(interaction.key) is not interaction:
-            return
-        key = (*interaction.key[:2], last)
-        if key not in own:
+        own, key = self._open.get(interaction.tenant), (*interaction.key[:2], last)
+        if own is not None and own.get(interaction.key) is interaction and key not in own:
             del own[interaction.key]
             interaction.key = key
             own[key] = interaction
@@ -357,19 +352,16 @@ class Interactions:
         interaction.seen_s = now
         if self.changed is not None:
             self._note_change(interaction)
-        if not interaction.under_way and (interaction.over or not interaction.tokens):
-            self._close(interaction, rests=interaction.over)
-        elif not interaction.look_s:
-            self.watch(interaction, now)
+        if interaction.under_way or self._open.get(interaction.tenant, {}).get(interaction.key) is not interaction:
+            return
+        if interaction.key_hashes if interaction.over else interaction.tokens:
+            self._silent(interaction)[interaction] = None
+        else:
+            self._close(interaction)
 
-    def _close(self, interaction: Interaction, *, rests: bool = False) -> None:
-        own = self._open.get(interaction.tenant)
-        if own is None or own.get(interaction.key) is not interaction:
-            return
-        if rests and interaction.key_hashes:
-            self._resting.append(interaction)
-            return
-        interaction.leave()
+    def _close(self, interaction: Interaction) -> None:
+        own = self._open[interaction.tenant]
+        self._silent(interaction).pop(interaction, None)
         del own[interaction.key]
         self._count -= 1
         if not own:
@@ -378,38 +370,31 @@ class Interactions:
 
     def _collect(self, now: float) -> None:
         """Check the next few interactions: close the idle ones, and those that have rested for `PACE_S_MAX`."""
-        looked, look_s = self._to_look_at, self._look_s
-        for _ in range(min(LOOKED_AT, len(looked))):
-            interaction = looked[0]
-            own = self._open.get(interaction.tenant)
-            if own is None or own.get(interaction.key) is not interaction:
-                looked.popleft()
-                continue
-            if now < interaction.look_s <= now + look_s and 4 * len(looked) < 5 * self.settings.open_max:
-                break
-            looked.popleft()
-            if interaction.seen_s > now:
-                interaction.seen_s = now  # the clock was set back
-            if self._is_there(interaction, now):
-                interaction.look_s = max(0.0, now) + look_s
-                looked.append(interaction)
-        for _ in range(LOOKED_AT):
-            oldest = self._resting.first
-            if oldest is None or abs(now - oldest.seen_s) <= PACE_S_MAX:
-                return
-            self._close(oldest)
+        idle_s = self.settings.idle_s
+        awaited, idle = (self._awaited, idle_s or IDLE_S_AWAITED), (self._idle, idle_s or IDLE_S)
+        for silent, silent_s_max in ((self._resting, PACE_S_MAX), awaited, idle):
+            for interaction in [*islice(silent, LOOKED_AT)]:
+                interaction.seen_s = min(interaction.seen_s, now)  # the clock may have been set back
+                if now - interaction.seen_s <= silent_s_max:
+                    break
+                self._close(interaction)
 
     def is_open(self, tenant: str, key: Key) -> bool:
         """Return whether the interaction is open, and not lingering after a final answer."""
         found = self._open.get(tenant, {}).get(key)
-        return found is not None and found.line is None
+        return found is not None and not _rests(found)
 
     def _note_change(self, interaction: Interaction) -> None:
         """Note that an interaction is to be reported to other gateways. The oldest notes are dropped."""
-        if self.changed is not None:
-            self.changed[interaction] = None
-            if len(self.changed) > self.settings.open_max:
-                del self.changed[next(iter(self.changed))]
+        assert self.changed is not None
+        self.changed[interaction] = None
+        if len(self.changed) > self.settings.open_max:
+            del self.changed[next(iter(self.changed))]
+
+
+def _rests(interaction: Interaction) -> bool:
+    """Return whether an open interaction rests after a final answer."""
+    return interaction.over and not interaction.under_way
 
 
 def _is_in_time(interaction: Interaction, now: float, pace_s: float) -> bool:

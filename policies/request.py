@@ -10,8 +10,6 @@ from enum import StrEnum
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from policies.oldest_first import Listed
-
 BATCH: Final = " (batch)"
 """Suffix of the tenant node for a tenant's batch work. Names of tenants contain no space."""
 
@@ -40,80 +38,47 @@ class Flow(NamedTuple):
     user: str = ""
 
 
-@dataclass(slots=True, init=False, unsafe_hash=True)  # never changed
-class CorrelationKeys:
+class CorrelationKeys(NamedTuple):
     """The keys that match a call to its interaction. Answers issue keys, and later requests carry them.
 
     Every gateway derives equal strong and weak keys. Only the gateway that passed the answer on knows its keys of text.
     """
 
-    strong: tuple[str, ...]
+    strong: tuple[str, ...] = ()
     """Ids that an answer issued to be sent back. They prove that the call is inside the interaction."""
-    weak: tuple[str, ...]
+    weak: tuple[str, ...] = ()
     """Names of a session or of a turn of the model. They are valid only for a call at an agent's pace."""
-    text: tuple[int, ...]
+    text: tuple[int, ...] = ()
     """Hashes of lines of text. They are valid as weak keys are, and decide where weak keys do not."""
-    text_min: int
+    text_min: int = 1
     """Least number of a request's keys of text that one interaction must have to match without a weak key."""
-
-    def __init__(
-        self, strong: tuple[str, ...] = (), weak: tuple[str, ...] = (), text: tuple[int, ...] = (), text_min: int = 1
-    ) -> None:
-        self.strong = strong
-        self.weak = weak
-        self.text = text
-        self.text_min = text_min
 
 
 NO_KEYS: Final = CorrelationKeys()
 
 
-@dataclass(slots=True, init=False, unsafe_hash=True)  # never changed
-class Claim:
+class Claim(NamedTuple):
     """The evidence that a request carries of its interaction."""
 
-    id: str
+    id: str = ""
     """Name of the interaction, given by the client or derived from the question it answers; "" if there is none."""
-    stage: int | None
+    stage: int | None = None
     """Place among the calls of the interaction, from 1; None if the client gives none."""
-    begins: bool | None
+    begins: bool | None = None
     """True for a new question, False for a continuation (a tool's result), None if the content does not show it."""
-    ends: bool
+    ends: bool = False
     """The client announces that no further call of this interaction follows."""
-    extends: tuple[int, ...]
+    extends: tuple[int, ...] = ()
     """Chained hashes of a raw prompt, the whole prompt last. An earlier prompt of the flow belongs to the interaction
     of this one if its last hash is among these."""
-    explicit: bool
+    explicit: bool = False
     """The client named the interaction. Then only `ends` or silence ends it, and its correlation keys are ignored."""
-    keys: CorrelationKeys
+    keys: CorrelationKeys = NO_KEYS
     """Correlation keys that the request carries."""
-    session: str
+    session: str = ""
     """Name of the session; "" if there is none. A session may contain several interactions."""
-    last_turn: bytes
+    last_turn: bytes = b""
     """Name of the user's last turn; b"" if the last turn is not the user's."""
-
-    def __init__(
-        self,
-        id: str = "",
-        stage: int | None = None,
-        begins: bool | None = None,
-        *,
-        ends: bool = False,
-        extends: tuple[int, ...] = (),
-        explicit: bool = False,
-        keys: CorrelationKeys = NO_KEYS,
-        session: str = "",
-        last_turn: bytes = b"",
-    ) -> None:
-        self.id = id
-        self.stage = stage
-        self.begins = begins
-        self.ends = ends
-        self.extends = extends
-        self.explicit = explicit
-        self.keys = keys
-        self.session = session
-        self.last_turn = last_turn
 
 
 NO_CLAIM: Final = Claim()
@@ -123,16 +88,15 @@ Key = tuple[str, str, str | int]
 """App, user, and the claimed id or the last hash of the raw prompt."""
 
 
-class Interaction(Listed):
+class Interaction:
     """An open interaction: its calls so far, its calls under way, and its tokens."""
 
     __slots__ = (
-        "awaited", "began_s", "calls", "contexts", "key", "key_hashes", "look_s", "over", "reported", "seen_s",
+        "awaited", "began_s", "calls", "contexts", "key", "key_hashes", "over", "reported", "seen_s",
         "start_tokens", "tenant", "tokens", "uncut_tokens", "under_way", "unreported",
     )  # fmt: skip
 
     def __init__(self, tenant: str, key: Key, now: float) -> None:
-        self.line = None
         self.tenant = tenant
         self.key = key
         self.calls = 0
@@ -145,8 +109,6 @@ class Interaction(Listed):
         self.over = False
         """The end was seen. The interaction closes or rests when none of its calls is under way."""
         self.began_s = self.seen_s = now
-        self.look_s = 0.0
-        """Time of the next check for idleness; 0.0 if none is planned."""
         self.awaited = False
         """The last answer asked for more, such as a tool's result, so a longer silence is allowed."""
         self.key_hashes: list[int] | None = None
@@ -250,41 +212,33 @@ class Progress:
         counted: the counts of the quota that include this request; None if none do. `limits.quotas` writes it.
     """
 
-    __slots__ = (
-        "answer_keys", "cached_blocks", "cached_tokens", "came_back", "charged", "closed", "context", "counted",
-        "deadline_s", "engine", "inside", "interaction", "node", "norm", "normalised", "order",
-        "output_tokens_expected", "output_tokens_reserved", "parked", "placed", "proven_refusals", "rests",
-        "stage", "state", "unreached", "wait", "wasted_tokens",
-    )  # fmt: skip
-
-    def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
-        self.state = State.NEW
-        self.deadline_s = inf
-        self.unreached = 0
-        self.proven_refusals = 0
-        self.closed: dict[str, float] | None = None
-        self.rests = False
-        self.came_back: Refusal | None = None
-        self.output_tokens_expected = output_tokens_expected
-        self.output_tokens_reserved = output_tokens_reserved
-        self.charged = 0.0
-        self.normalised = 0.0
-        self.norm = 0.0
-        self.cached_blocks = 0
-        self.cached_tokens = 0
-        self.placed: Placed | None = None
-        self.engine = ""
-        self.order: Any = None
-        self.interaction: Interaction | None = None
-        self.stage = 1
-        self.inside = False
-        self.answer_keys = NO_KEYS
-        self.wasted_tokens = 0
-        self.wait: Wait | None = None
-        self.context: Any = None
-        self.parked = False
-        self.counted: Any = None
-        self.node: Any = None
+    state: State = State.NEW
+    deadline_s: float = inf
+    unreached: int = 0
+    proven_refusals: int = 0
+    closed: dict[str, float] | None = None
+    rests: bool = False
+    came_back: Refusal | None = None
+    output_tokens_expected: float = 0.0
+    output_tokens_reserved: int = 0
+    charged: float = 0.0
+    normalised: float = 0.0
+    norm: float = 0.0
+    cached_blocks: int = 0
+    cached_tokens: int = 0
+    placed: Placed | None = None
+    engine: str = ""
+    order: Any = None
+    interaction: Interaction | None = None
+    stage: int = 1
+    inside: bool = False
+    answer_keys: CorrelationKeys = NO_KEYS
+    wasted_tokens: int = 0
+    wait: Wait | None = None
+    context: Any = None
+    parked: bool = False
+    counted: Any = None
+    node: Any = None
 
 
 class Price(NamedTuple):

@@ -20,12 +20,12 @@ class Setting(NamedTuple):
     kind: type
     default: Any
     doc: str
-    least: float | None
-    above: float | None
-    most: float | None
-    below: float | None
-    choices: tuple[str, ...]
-    auto: str
+    least: float | None = None
+    above: float | None = None
+    """Lower bound that is itself not allowed."""
+    most: float | None = None
+    choices: tuple[str, ...] = ()
+    auto: str = ""
     """Meaning of the value `auto`, the default; "" if the setting does not take `auto`."""
 
     def allows(self, value: float) -> bool:
@@ -34,7 +34,6 @@ class Setting(NamedTuple):
             (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
             and (self.most is None or value <= self.most)
-            and (self.below is None or value < self.below)
         )
 
 
@@ -46,25 +45,12 @@ class Contradiction(ValueError):
         self.field = field
 
 
-def setting(
-    default: Any,
-    doc: str,
-    *,
-    kind: type | None = None,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    below: float | None = None,
-    choices: tuple[str, ...] = (),
-    auto: str = "",
-) -> Any:
-    """Return a dataclass field with this default. `least` and `most` are allowed values, `above` and `below` are not.
+def setting(default: Any, doc: str, *, kind: type | None = None, **more: Any) -> Any:
+    """Return a dataclass field with this default. `more` are further attributes of its `Setting`.
 
     `kind`: the type of a value that may be None.
     """
-    kind = kind if kind is not None else type(default)
-    known = Setting(kind, default, doc, least, above, most, below, choices, auto)
-    return field(default=default, metadata={_KEY: known})
+    return field(default=default, metadata={_KEY: Setting(kind or type(default), default, doc, **more)})
 
 
 def settings_of(struct: type) -> dict[str, Setting]:

@@ -1,7 +1,7 @@
 """Each kind of body, and what vLLM's own server answers to it: the one table of what a client gets without fairgate.
 
-`tests/gateway/test_direct.py` asks fairgate before `strict`, which reads bodies as vLLM does; `tests/vllm` asks the
-real vLLM 0.32, itself and behind fairgate. Where fairgate answers otherwise, docs/apis.md says so.
+`tests/gateway/test_bodies_arrive.py` asks fairgate before `strict`, which reads bodies as vLLM does; `tests/vllm` asks
+the real vLLM 0.32, itself and behind fairgate. Where fairgate answers otherwise, docs/apis.md says so.
 """
 
 from __future__ import annotations

@@ -249,8 +249,3 @@ def _is_drained(answer: Body, usage: Usage | None) -> bool:
     if answer.choices:
         return all([choice.finish_reason == "abort" for choice in answer.choices])
     return bool(answer.status == "cancelled" or answer.stop_reason == "abort")
-
-
-def is_drained(body: bytes) -> bool:
-    """Return whether an answer of status 200 is really a refusal. See `Answer.is_drained`."""
-    return read_answer(body).is_drained

@@ -97,8 +97,8 @@ class Adapter:
         """Keep the facts of an answer from `facts_path`. Raise one of UNREADABLE for an answer without them."""
 
     def is_refusal(self, status: int, body: bytes) -> bool:
-        """Return whether this answer is backpressure, so that the request returns to its queue. Anthropic's API says
-        "overloaded" by 529."""
+        """Return whether this answer without success is backpressure, so that the request returns to its queue.
+        Anthropic's API says "overloaded" by 529."""
         return status in (429, 503, 529)
 
     def description(self) -> str:

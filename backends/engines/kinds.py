@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Final
 
 from backends.engines.adapter import Adapter
@@ -31,13 +31,9 @@ def recognise(owners: Collection[str], page: str) -> Adapter:
     """
     names = {line.split("{", 1)[0].split(" ", 1)[0] for line in page.splitlines() if line and line[0] != "#"}
     for kind in _KINDS:
-        if kind.metric_prefixes and _any_begins(names, kind.metric_prefixes):
+        if any(name.startswith(kind.metric_prefixes) for name in names):
             return kind()
     for kind in _KINDS:
         if owners and set(owners) <= set(kind.owners):
             return kind()
     return OpenAiAdapter()
-
-
-def _any_begins(names: Iterable[str], prefixes: tuple[str, ...]) -> bool:
-    return any(name.startswith(prefixes) for name in names)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from backends.answers.answer_usage import is_drained
 from backends.engines.adapter import SLOTS_LEARNED, VALUE_MAX, Adapter, Metrics, count
 from backends.promtext import Sample
 from backends.vllm_plugin.steps import PATH as STEPS_PATH
@@ -53,13 +52,8 @@ class VllmAdapter(Adapter):
         return _per_engine(page, names)
 
     def is_refusal(self, status: int, body: bytes) -> bool:
-        """Return whether this answer reports overload, pause or death (503), a limit (429), or a shutdown (an empty
-        abort, later a 500 that says so)."""
-        if status in (429, 503):
-            return True
-        if status == 500:
-            return b"cannot schedule new futures after shutdown" in body
-        return status == 200 and b'"abort"' in body and is_drained(body)
+        """Return whether this answer reports overload, pause or death (503), a limit (429), or a shutdown (500)."""
+        return status in (429, 503) or (status == 500 and b"cannot schedule new futures after shutdown" in body)
 
 
 def _per_engine(

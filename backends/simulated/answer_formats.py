@@ -16,6 +16,7 @@ from backends.simulated.calls import (
     CallRefusedError,
     Endpoint,
     SimulatedCall,
+    read_object,
     read_prompt,
     render_chat,
     required,
@@ -378,11 +379,8 @@ FORMATS: Final[tuple[type[SimulatedAnswer], ...]] = (
 async def tokenized(request: web.Request, profile: EngineProfile) -> web.Response:
     """Return the answer at /tokenize."""
     try:
-        body = await request.json()
+        body = read_object(await request.read())
         text = str(body["prompt"]).encode() if "prompt" in body else render_chat(body.get("messages"))
-    except (ValueError, TypeError, AttributeError):
-        refused = CallRefusedError(400, "Input should be an object with a prompt or messages", "Bad Request", "body")
-        return web.Response(status=400, body=SimulatedAnswer.error_body(refused), content_type="application/json")
     except CallRefusedError as error:
         return web.Response(status=400, body=SimulatedAnswer.error_body(error), content_type="application/json")
     count = read_prompt(text, profile.block_size).tokens

@@ -110,7 +110,7 @@ def render_chat(messages: object, tools: object = None) -> bytes:
 
 def read_call(endpoint: Endpoint, raw: bytes, profile: EngineProfile, model_names: tuple[str, ...]) -> SimulatedCall:
     """Read one body. Raise CallRefusedError with vLLM's status and words."""
-    body = _parse(raw)
+    body = read_object(raw)
     model = body.get("model") or model_names[0]
     if model not in model_names:
         raise CallRefusedError(
@@ -137,7 +137,8 @@ def read_call(endpoint: Endpoint, raw: bytes, profile: EngineProfile, model_name
     )
 
 
-def _parse(raw: bytes) -> dict[str, Any]:
+def read_object(raw: bytes) -> dict[str, Any]:
+    """Decode a body, or refuse one that is no JSON object."""
     try:
         body = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -70,4 +70,4 @@ class _Feed:
 async def _until_gone(receive: Any, listener: Listener) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    listener.end()
+    listener.put(b"")

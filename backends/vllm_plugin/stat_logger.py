@@ -30,7 +30,8 @@ class StepLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM is not there whe
             self._rank = STEPS.ranks[self._index] = _rank_of(self._index, self._config)
             for rank in STEPS.ranks.values():
                 _divide(self._config, rank, len(STEPS.ranks))
-            if servers := _servers(self._config):
+            servers = int(getattr(self._config.parallel_config, "_api_process_count", 1))
+            if servers > 1:
                 STEPS.give_up(f"{servers} API servers share the engine, and each sees a part of its steps only")
         except Exception as error:
             self._does_not_fit(error)
@@ -77,9 +78,3 @@ def _divide(config: Any, rank: Rank, ranks: int) -> None:
     rank.total_blocks = rank.free_blocks = max(int(cache.num_gpu_blocks or 0) // ranks - 1, 0)
     tokens = getattr(cache, "kv_cache_size_tokens", None)  # of one rank
     rank.kv_tokens = max(int(tokens) - rank.block_size, 0) if tokens else rank.total_blocks * rank.block_size
-
-
-def _servers(config: Any) -> int:
-    """Return the number of API servers that share the engine, or 0 for a single server."""
-    count = int(getattr(config.parallel_config, "_api_process_count", 1))
-    return count if count > 1 else 0

@@ -59,29 +59,22 @@ class Listener:
 
     def __init__(self) -> None:
         self._line: bytes | None = None
-        self._ended = False
-        self._awaited: asyncio.Future[None] | None = None
+        self._wakes = asyncio.Event()
 
     def put(self, line: bytes) -> None:
-        self._line = line
-        self._wake()
-
-    def end(self) -> None:
-        """End the stream of messages."""
-        self._ended = True
-        self._wake()
+        """Replace the message. An empty one ends the stream of messages for good."""
+        if self._line != b"":
+            self._line = line
+            self._wakes.set()
 
     async def get(self) -> bytes:
         """Wait for the next message, a line of JSON. Return b"" after the end."""
-        while self._line is None and not self._ended:
-            self._awaited = asyncio.get_running_loop().create_future()
-            await self._awaited
-        line, self._line = self._line, None
-        return b"" if line is None or self._ended else line
-
-    def _wake(self) -> None:
-        if self._awaited is not None and not self._awaited.done():
-            self._awaited.set_result(None)
+        await self._wakes.wait()
+        line = self._line or b""
+        if line:
+            self._line = None
+            self._wakes.clear()
+        return line
 
 
 class Steps:
@@ -130,7 +123,7 @@ class Steps:
         """End the feed for good."""
         self.missing = why
         for listener in self._listeners:
-            listener.end()
+            listener.put(b"")
 
     def _publish(self) -> None:
         self._next = None

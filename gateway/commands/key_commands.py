@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 import msgspec
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 _HASH = re.compile(r"sha256:[0-9a-fA-F]{64}")
 _OPTIONS = {"apps": "--app", "models": "--model"}
-"""Options with another name than their term in /keys."""
-_USUAL = {"apps": ["default"], "class": "interactive"}
+"""Options with another name than their term in the config."""
 Found = TypeVar("Found")
 
 _TEXT = "The gateway's file."
@@ -158,32 +157,12 @@ def rotate(key_hash: str | None, path: Path, grace: str, expires: str | None) ->
 @keys.command(name="list")
 @_needed_config
 def list_(path: Path) -> None:
-    """List all keys by their hashes: source, tenant, expiry, apps and models."""
+    """List all keys: a line of JSON for each, with its hash, its terms, and where it is `from`."""
     from gateway.keys.issuance import list_keys
 
     config = loaded(path)
-    rows = _in_table(config, path, lambda table: list_keys(table, config))
-    rows.sort(key=lambda row: "" if row["from"] == "config" else _words(row))
-    for row in rows:
-        state = "revoked" if row["revoked"] else row["from"]
-        click.echo(f"{row['hash']}  {state:<8} {_words(row)}".rstrip())
-
-
-def _words(row: dict[str, Any]) -> str:
-    """Describe a key of the list: its tenant, and each term that is not the usual one."""
-    terms = {name: value for name, value in row.items() if name not in ("tenant", "hash", "from", "revoked")}
-    said = (f"{name}={_value(value)}" for name, value in terms.items() if value != _USUAL.get(name))
-    return " ".join((row["tenant"], *said))
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, dict):
-        value = {name: one for name, one in value.items() if one}
-    if isinstance(value, list):
-        return ",".join(value)
-    if isinstance(value, str) and " " not in value and '"' not in value:
-        return value
-    return f"{value:g}" if isinstance(value, float) else msgspec.json.encode(value).decode()
+    for row in _in_table(config, path, lambda table: list_keys(table, config)):
+        click.echo(msgspec.json.encode(row).decode())
 
 
 def _option(term: str) -> str:

@@ -21,20 +21,13 @@ from gateway.commands.common import BAD_INPUT, Failed, config_option, loaded
     help="Rows: hour, day, month, group, tenant, key, app, user, model; with commas.",
 )
 @click.option("--user", help="Only this user, by the name that requests give.")
-@click.option(
-    "--format",
-    "form",
-    default="table",
-    show_default=True,
-    type=click.Choice(["table", "csv", "json"]),
-    help="Format of the output.",
-)
-def usage(path: Path, since: str, until: str | None, by: str, user: str | None, form: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, as /usage does.")
+def usage(path: Path, since: str, until: str | None, by: str, user: str | None, as_json: bool) -> None:
     """Print requests, tokens and time in the queue, in whole hours.
 
     \b
     fairgate usage -c config.yaml --since today
-    fairgate usage -c config.yaml --since 7d --by day,tenant,model --format csv
+    fairgate usage -c config.yaml --since 7d --by day,tenant,model --json
     fairgate usage -c config.yaml --since 2027-01-01 --by group,month
     fairgate usage -c config.yaml --by tenant,key
 
@@ -44,7 +37,7 @@ def usage(path: Path, since: str, until: str | None, by: str, user: str | None, 
 
     from gateway.storage.store_errors import StoreError, StoreUnavailable
     from gateway.usage.database import Database
-    from gateway.usage.usage_report import FORMATS, InvalidUsageQuery, UsageQuery, read
+    from gateway.usage.usage_report import InvalidUsageQuery, UsageQuery, read
 
     config = loaded(path)
     if config.usage is None:
@@ -53,6 +46,6 @@ def usage(path: Path, since: str, until: str | None, by: str, user: str | None, 
         query = UsageQuery(since, until, by.split(",") if by else [], datetime.now(UTC))
         with closing(Database(config.usage, makes=False)) as database:
             report = read(database, query, config.usage.prices, around=config.around, user=user)
-            click.echo(FORMATS[form](report), nl=False)
+            click.echo(report.as_json() if as_json else report.as_table(), nl=False)
     except (StoreError, InvalidUsageQuery) as error:
         raise Failed(f"fairgate: {error}", 1 if isinstance(error, StoreUnavailable) else BAD_INPUT) from None

@@ -118,7 +118,7 @@ class Config(Section):
     routes: tuple[RouteConfig, ...] = Field(default=(), strict=False)
     """Paths for clients beyond the known inference routes."""
     admin: Address = ADMIN
-    """host:port for /health, /ready, /metrics, /explain, /state, /config, /usage and /keys. Not for clients."""
+    """host:port for /health, /ready, /metrics, /explain, /state and /usage. Not for clients."""
     admin_token: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
     """Bearer token for `admin`, except for /health and /ready; ${NAME}: from the environment. Default: none, for
     loopback only."""

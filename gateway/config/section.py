@@ -37,9 +37,7 @@ class Section(BaseModel):
 def field_of(setting: Setting, **more: Any) -> Any:
     """Return type and field for `create_model`. `more` replaces attributes of the field, such as its default."""
     kind: Any = Literal[setting.choices] if setting.choices else setting.kind
-    bounds: dict[str, Any] = {
-        "ge": setting.least, "gt": setting.above, "le": setting.most, "lt": setting.below,
-    }  # fmt: skip
+    bounds: dict[str, Any] = {"ge": setting.least, "gt": setting.above, "le": setting.most}
     own = {"default": setting.default, "description": setting.doc} | more
     if setting.auto:
         number = Annotated[kind, Field(**bounds)]

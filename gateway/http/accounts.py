@@ -58,18 +58,15 @@ class Accounts:
         self._forget(account)
 
     def hold(self, name: str, body_bytes: int) -> None:
-        """Count bytes of an unfinished body. Raise ApiError if the client has too many; the bytes stay counted until
-        `release`."""
+        """Count bytes of an unfinished body, or count released ones off by a number below 0. Raise ApiError if the
+        client has too many; the bytes stay counted until they are released."""
         account = self._of(name)
         account.bodies_bytes += body_bytes
-        if account.bodies_bytes > self._bodies_bytes_max:
+        if body_bytes <= 0:
+            self._forget(account)
+        elif account.bodies_bytes > self._bodies_bytes_max:
             message = f"{self._whose} is sending too many large requests at once; send them one after another"
             raise ApiError(Reason.TOO_MANY_AT_ONCE, message, retry_after_s=_RETRY_S)
-
-    def release(self, name: str, body_bytes: int) -> None:
-        account = self._of(name)
-        account.bodies_bytes -= body_bytes
-        self._forget(account)
 
     def _of(self, name: str) -> Account:
         account = self._accounts.get(name)

@@ -45,18 +45,12 @@ class BufferAccounting:
                 server.tenants.hold(request.tenant, more_bytes)
         finally:
             server.addresses.hold(household(request.client), more_bytes)
-        if server.bodies_bytes > server.limits.bodies_bytes_max:
+        if more_bytes > 0 and server.bodies_bytes > server.limits.bodies_bytes_max:
             message = "The server is receiving too many large requests: try again."
             raise ApiError(Reason.SERVER_BUSY, message, retry_after_s=BUSY_RETRY_S)
 
     def release_body(self) -> None:
         """Release the body, since an engine answers or the request is dropped."""
-        request, self._request = self._request, None
-        if request is None:
-            return
-        held_bytes, self.body_bytes = self.body_bytes, 0
-        server = self._server
-        server.bodies_bytes -= held_bytes
-        if request.tenant:
-            server.tenants.release(request.tenant, held_bytes)
-        server.addresses.release(household(request.client), held_bytes)
+        if self._request is not None:
+            self.hold_body(self._request, 0)
+            self._request = None

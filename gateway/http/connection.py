@@ -22,7 +22,7 @@ from gateway.http.errors import ApiError, Reason, dialect_of
 from gateway.http.http_request import HttpRequest, RequestReader
 from gateway.http.responder import Responder
 from gateway.http.server_state import ServerState
-from gateway.http.sockets import is_hung_up, peer_of, reset_on_close, unsent_bytes
+from gateway.http.sockets import abort_if_stalled, is_hung_up, peer_of, reset_on_close
 
 _log = logging.getLogger(__name__)
 
@@ -49,9 +49,9 @@ class Connection(asyncio.Protocol):
     """The protocol of one accepted connection. After `deadline` the server's sweep calls `expire`."""
 
     __slots__ = (
-        "_address", "_body_began_at", "_buffers", "_drained_at", "_head_began", "_is_anonymous", "_limits", "_outlet",
-        "_peer", "_peer_is_proxy", "_pending", "_reader", "_reading_paused", "_responder", "_server", "_since",
-        "_state", "_tenant", "_transport", "_undrained_bytes", "_writing_paused", "deadline", "tenant",
+        "_address", "_body_began_at", "_buffers", "_head_began", "_is_anonymous", "_limits", "_outlet", "_peer",
+        "_peer_is_proxy", "_pending", "_reader", "_reading_paused", "_responder", "_server", "_since", "_state",
+        "_tenant", "_transport", "_writing_paused", "deadline", "tenant",
     )  # fmt: skip
 
     def __init__(self, server: ServerState) -> None:
@@ -73,8 +73,6 @@ class Connection(asyncio.Protocol):
         """Time of the last answer's end, or of the connection's start."""
         self._reading_paused = False
         self._writing_paused = False
-        self._undrained_bytes = 0
-        self._drained_at = 0.0
         self.deadline = _NEVER
         self.tenant = ""
         """Tenant of the last request, empty if none is known."""
@@ -88,6 +86,7 @@ class Connection(asyncio.Protocol):
         self._peer_is_proxy = self._server.proxies.trusts(self._peer)
         self._reader = RequestReader(self._limits, self._peer, self._server.kind)
         self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
+        abort_if_stalled(self._transport.get_extra_info("socket"), self._limits.client_stall_s)
         self._set_deadline(self._limits.client_head_s)
         try:
             self._address = self._server.admit(self, self._peer)
@@ -120,19 +119,13 @@ class Connection(asyncio.Protocol):
             return
         self._writing_paused = True
         self._server.holds_answer(self, self._outlet.unsent_bytes())
-        self._undrained_bytes = self._waiting_bytes()
-        self._drained_at = self._server.now
-        if self._state < _LINGER:
-            self.deadline = _EVERY_SWEEP
         if self._responder is not None and self._responder.on_pause is not None:
             self._responder.on_pause()
 
     def resume_writing(self) -> None:
         self._writing_paused = False
         self._server.holds_answer(self, 0)
-        if self._state == _ANSWER:
-            self.deadline = _EVERY_SWEEP if self._reading_paused else _NEVER
-        elif self._state < _ANSWER:
+        if self._state < _ANSWER:
             self._set_deadline(self._limits.client_idle_s)
             self._read_pending()
         if self._responder is not None and self._responder.on_resume is not None:
@@ -226,7 +219,7 @@ class Connection(asyncio.Protocol):
     def _new_responder(self, request: HttpRequest, *, keep_alive: bool) -> Responder:
         self._state = _ANSWER
         self.deadline = _NEVER
-        responder = Responder(self, self._outlet, request.method, request.version == "1.0", keep_alive)
+        responder = Responder(self, self._outlet, request.method, request.head.version == "1.0", keep_alive)
         responder.more_fields = request.answer_fields
         self._responder = responder
         return responder
@@ -305,8 +298,6 @@ class Connection(asyncio.Protocol):
         """
         self._state = _LINGER
         self._drop()
-        self._undrained_bytes = self._waiting_bytes()
-        self._drained_at = self._server.now
         self._since = self._server.now
         self._set_deadline(self._limits.linger_s)
         if self._transport.is_closing():
@@ -338,7 +329,6 @@ class Connection(asyncio.Protocol):
             return
         self._state = _CLOSED
         self._drop()
-        self._drained_at = self._server.now
         self._set_deadline(self._limits.linger_s)
         self._outlet.close()
 
@@ -381,10 +371,10 @@ class Connection(asyncio.Protocol):
 
     def expire(self) -> None:
         """End the wait that has exceeded its limit, if any has."""
-        if self._state >= _LINGER:
-            self._expire_closing()
-        elif self._writing_paused and self._is_stalled():
-            self.cut()
+        if self._state >= _LINGER and self._outlet.unsent_bytes():
+            self._set_deadline(self._limits.linger_s)  # the kernel aborts it once the client takes nothing
+        elif self._state >= _LINGER:
+            self._outlet.abort()
         elif self._state == _ANSWER:
             if self._reading_paused and is_hung_up(self._transport.get_extra_info("socket")):
                 self._client_gone()
@@ -401,26 +391,3 @@ class Connection(asyncio.Protocol):
                 self._close()  # without lingering, since its time is over
         else:
             self._close()
-
-    def _expire_closing(self) -> None:
-        """Abort a connection that is closing, unless its client still takes the unsent bytes."""
-        if self._outlet.unsent_bytes() and not self._is_stalled():
-            self._set_deadline(self._limits.linger_s)
-        else:
-            self._outlet.abort()
-
-    def _is_stalled(self) -> bool:
-        """Return whether the client has taken no data for `client_stall_s`."""
-        waiting_bytes = self._waiting_bytes()
-        if waiting_bytes < self._undrained_bytes:
-            self._drained_at = self._server.now
-        self._undrained_bytes = waiting_bytes
-        return self._server.now - self._drained_at >= self._limits.client_stall_s
-
-    def _waiting_bytes(self) -> int:
-        """Return the bytes that the client has not taken, including those in the kernel, which holds megabytes for a
-        slow one."""
-        held_bytes = self._outlet.unsent_bytes()
-        if self._transport.is_closing():
-            return held_bytes
-        return held_bytes + unsent_bytes(self._transport.get_extra_info("socket"))

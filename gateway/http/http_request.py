@@ -37,21 +37,11 @@ class HttpRequest(RequestRecord):
         """Create a request. An unreadable head leaves most attributes empty."""
         self.head = head
         self.method = head.method
-        self.target = head.target
         self.path = head.path
-        self.query = head.query
-        self.version = head.version
         self.headers = head.headers
         self.client_id = head.client_id
         self.peer = peer
         self.client = peer
-
-    def header(self, name: bytes) -> bytes | None:
-        """Return the first value of a header field, whose `name` is in lower case."""
-        for header, value in self.headers:
-            if header == name:
-                return value
-        return None
 
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
@@ -269,18 +259,13 @@ class RequestReader:
     def _feed_head(self, head: bytes) -> None:
         """Feed a head to llhttp, without its Upgrade field, at which llhttp would stop. A server may ignore Upgrade
         (RFC 9110, 7.8)."""
-        assert self._parser is not None
         try:
-            self._parser.feed_data(head)
+            self._feed(head)
         except httptools.HttpParserUpgrade:
             self._parser = httptools.HttpRequestParser(self)
             self._headers = []
             self.complete = False
             self._feed(_UPGRADE.sub(b"", head))
-        except httptools.HttpParserInvalidMethodError as error:
-            raise ApiError(Reason.NOT_IMPLEMENTED, "This method is not known here.") from error
-        except httptools.HttpParserError as error:
-            raise _malformed(f"{error}.") from error
 
     @staticmethod
     def _bad_request_line(head: bytes) -> ApiError:
@@ -294,6 +279,8 @@ class RequestReader:
         assert self._parser is not None
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserInvalidMethodError as error:
+            raise ApiError(Reason.NOT_IMPLEMENTED, "This method is not known here.") from error
         except httptools.HttpParserError as error:
             raise _malformed(f"{error}.") from error
 

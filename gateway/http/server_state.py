@@ -35,7 +35,7 @@ _LOOKS: Final = 16
 
 
 class Held(Protocol):
-    """An open connection, or a connection whose TLS handshake has not ended."""
+    """An open connection, as the state sees it."""
 
     deadline: float
     tenant: str

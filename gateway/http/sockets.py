@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import os
 import resource
 import select
+import socket as socket_module
 import struct
 import sys
-import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
-from socket import AF_INET6, SO_LINGER, SOL_SOCKET, create_server, socket
+from socket import AF_INET6, IPPROTO_TCP, SO_LINGER, SOL_SOCKET, create_server, socket
 from typing import Any, Final
 
 # A socket is `Any` here: uvloop has its own kind.
 
-_INT: Final = struct.Struct("i")
 _OTHER_FILES: Final = 64
 """Descriptors for all else: the log, databases, probes of engines, operators, and connections that are refused."""
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 _BACKLOG: Final = 1024
+_USER_TIMEOUT: Final = getattr(socket_module, "TCP_USER_TIMEOUT", None)
+"""Linux's option of a TCP socket by which a peer that acknowledges nothing is given up; None elsewhere."""
 _MAPPED: Final = "::ffff:"
 ALL_FAMILIES: Final = "::"
 """The host that listens to both IPv6 and IPv4."""
@@ -89,10 +89,11 @@ def peer_of(transport: asyncio.BaseTransport) -> str:
     return host.removeprefix(_MAPPED) if "." in host else host
 
 
-def unsent_bytes(sock: Any) -> int:
-    """Return the bytes that the peer has not acknowledged. The kernel holds megabytes for a slow one."""
-    unsent = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, _INT.pack(0))
-    return int(_INT.unpack(unsent)[0])
+def abort_if_stalled(sock: Any, limit_s: float) -> None:
+    """Have the kernel abort a connection whose peer takes nothing of what is sent for this time. The kernel holds
+    megabytes for a slow one, so only the kernel knows."""
+    if _USER_TIMEOUT is not None:
+        sock.setsockopt(IPPROTO_TCP, _USER_TIMEOUT, max(1, round(limit_s * 1000)))
 
 
 def is_hung_up(sock: Any) -> bool:

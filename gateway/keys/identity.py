@@ -196,10 +196,6 @@ class Keyring:
         self._verified.clear()
         self.revision += 1
 
-    def named(self) -> list[bytes]:
-        """Return the digests of the keys that the config names, and of minted keys."""
-        return list(self._principals)
-
     def holder(self, tenant: str, key: KeyConfig) -> Principal | None:
         """Return the holder of a key issued to this tenant; None if neither the config nor the key gives its weight."""
         found = self._tenants.get(tenant)
@@ -221,11 +217,6 @@ class Keyring:
             _log("has other terms", renewed)
         self._issued, self._revoked = issued, revoked
         self.on_learned({one.counts_as: one.quota for one in issued.values() if one.quota is not None})
-
-    def log_expired(self, since_s: float, until_s: float) -> None:
-        """Log which keys expired in this time, in seconds since the epoch."""
-        known = (*self._principals.values(), *self._issued.values())
-        _log("has expired", [one for one in known if since_s <= one.expires_s < until_s])
 
     def takes(self, principal: Principal) -> bool:
         """Return whether the key of a request is still accepted, since it may be revoked while the request waits."""

@@ -6,7 +6,8 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, KeyTable, TableFull
+from gateway.keys.issued import KEYS_MAX, KeyTable
+from gateway.storage.store_errors import StoreRefused
 from gateway.usage.database import Database
 from gateway.usage.thread import DatabaseThread
 
@@ -35,14 +36,13 @@ class DatabaseKeys(KeyTable):
         return await self._one(_ENTRY, key_hash)
 
     async def entries(self) -> AsyncIterator[tuple[bytes, bytes]]:
-        read, last, after = 0, "", 0
-        while page := await self._rows(_PAGE, last, min(PAGE, ENTRIES_READ_MAX - read), after):
+        last, after = "", 0
+        while page := await self._rows(_PAGE, last, PAGE, after):
             for key_hash, noted in page:
                 # SQLite may order a hash that is not ASCII otherwise than its decoded text: OFFSET skips such a row.
                 is_text = isinstance(key_hash, str) and key_hash.isascii()
                 last, after = (key_hash, 0) if is_text else (last, after + 1)
                 yield key_hash.encode() if is_text else b"?", _bytes(noted)
-            read += len(page)
 
     async def note(self, changes: Mapping[str, str | None]) -> None:
         def written(database: Database) -> None:
@@ -53,7 +53,7 @@ class DatabaseKeys(KeyTable):
                         step.do(_NOTE, (key_hash, noted))
                 [(count,)] = step.ask(_COUNT)
                 if count > KEYS_MAX and any(noted is not None for noted in changes.values()):
-                    raise TableFull(f"it holds {KEYS_MAX} keys already: revoke some that were issued before")
+                    raise StoreRefused(f"it holds {KEYS_MAX} keys already: revoke some that were issued before")
                 step.do(_MARK, (secrets.token_hex(8),))
 
         await self._database.do(written)

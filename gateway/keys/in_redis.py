@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 
-from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, KeyTable, TableFull
+from gateway.keys.issued import KEYS_MAX, KeyTable
 from gateway.storage.redis.redis_store import RedisStore, Script
+from gateway.storage.store_errors import StoreRefused
 
 TABLE = "fairgate:1:keys"
 CHANGED = "changed"
@@ -29,14 +30,13 @@ class RedisKeys(KeyTable):
         return found
 
     async def entries(self) -> AsyncIterator[tuple[bytes, bytes]]:
-        cursor, read = b"0", 0
-        while read < ENTRIES_READ_MAX:
+        cursor = b"0"
+        while True:
             answer = await self._store.command("HSCAN", TABLE, cursor, "COUNT", SCAN_COUNT)
             cursor, found = self._store.shaped(tuple[bytes, list[bytes]], answer)
-            pairs = [pair for pair in zip(found[::2], found[1::2], strict=False) if pair[0] != CHANGED.encode()]
-            for pair in pairs[: ENTRIES_READ_MAX - read]:
-                yield pair
-            read += len(pairs)
+            for pair in zip(found[::2], found[1::2], strict=False):
+                if pair[0] != CHANGED.encode():
+                    yield pair
             if cursor == b"0":
                 return
 
@@ -45,4 +45,4 @@ class RedisKeys(KeyTable):
         for key_hash, noted in changes.items():
             words += ("forget", key_hash, "") if noted is None else ("note", key_hash, noted)
         if await self._store.run(_SCRIPT, [TABLE], words) == b"full":
-            raise TableFull(f"{TABLE} holds {KEYS_MAX} keys already: revoke some that were issued before")
+            raise StoreRefused(f"{TABLE} holds {KEYS_MAX} keys already: revoke some that were issued before")

@@ -1,10 +1,10 @@
-"""Keys are made, listed, rotated and revoked here, for `fairgate keys` and for /keys of the admin listener alike."""
+"""Keys are made, listed, rotated and revoked here, for `fairgate keys`."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,7 +25,7 @@ _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 class KeyRefused(ValueError):
     """A change of keys that is not possible. The message says why, and what to do.
 
-    `term`: the term of the key that is at fault, by its name in /keys, with the fields inside it; empty if none is.
+    `term`: the term of the key at fault, by its name in the config, with the fields inside it; empty if none is.
     """
 
     def __init__(self, message: str, term: str = "") -> None:
@@ -46,11 +46,6 @@ def moment(unix_s: float) -> str:
     return f"{datetime.fromtimestamp(int(unix_s), UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def as_json(tenant: str, key: KeyConfig) -> dict[str, Any]:
-    """Return a tenant and the terms of its key as plain data."""
-    return {"tenant": tenant, **key.model_dump(mode="json", exclude_none=True)}
-
-
 def _checked(terms: Mapping[str, Any]) -> KeyConfig:
     """Return the key with these terms. Raise KeyRefused."""
     try:
@@ -64,17 +59,15 @@ CreatedKey = tuple[str, str, KeyConfig]
 """A tenant, its new key, and the terms of the key."""
 
 
-def make_keys(
-    config: Config, tenants: Sequence[str], terms: Mapping[str, Any], models: Collection[str] | None = None
-) -> list[CreatedKey]:
-    """Make a key on these terms for each tenant. `models`: as in `_check_use`. Raise KeyRefused."""
+def make_keys(config: Config, tenants: Sequence[str], terms: Mapping[str, Any]) -> list[CreatedKey]:
+    """Make a key on these terms for each tenant. Raise KeyRefused."""
     unix_s, made = time.time(), list[CreatedKey]()
     for tenant in tenants:
         text = new_key()
         key = _checked({"hash": hash_key(text), "created": moment(unix_s), **terms})
         if (why := _nobody_of(config, tenant, key)) is not None:
             raise KeyRefused(f"the config {why}", "tenant")
-        _check_use(config, key, unix_s, models)
+        _check_use(config, key, unix_s)
         made.append((tenant, text, key))
     return made
 
@@ -133,7 +126,8 @@ async def list_keys(table: KeyTable, config: Config) -> list[dict[str, Any]]:
     noted = {name.decode("utf-8", "replace"): value async for name, value in table.entries()}
 
     def described(tenant: str, key: KeyConfig, place: str, *, is_revoked: bool) -> dict[str, Any]:
-        return {**as_json(tenant, key), "from": place, "revoked": is_revoked}
+        terms = key.model_dump(mode="json", exclude_none=True)
+        return {"tenant": tenant, **terms, "from": place, "revoked": is_revoked}
 
     found = [
         described(tenant.name, key, "config", is_revoked=noted.pop(key.hash, None) == REVOKED.encode())
@@ -181,18 +175,17 @@ def _nobody_of(config: Config, tenant: str, key: KeyConfig) -> str | None:
     return None
 
 
-def _check_use(config: Config, key: KeyConfig, unix_s: float, models: Collection[str] | None = None) -> None:
+def _check_use(config: Config, key: KeyConfig, unix_s: float) -> None:
     """Raise KeyRefused if a term of a new key can never be of use.
 
-    `models`: the models served now; None for the models of the config, if every pool names its models. Apps are checked
-    if the config has `apps`.
+    Models are checked if every pool names its models, and apps if the config has `apps`.
     """
     if key.expires_s <= unix_s:
         raise KeyRefused(f"{key.expires} is past", "expires")
-    if models is None and all(pool.models for pool in config.pools):
-        models = [*(model for pool in config.pools for model in pool.models), *config.aliases]
-    engines = [model for model in models or () if model not in config.aliases]
-    terms = [("models", model, models) for model in key.models or ()]
+    engines = (
+        [model for pool in config.pools for model in pool.models] if all(pool.models for pool in config.pools) else []
+    )
+    terms = [("models", model, [*engines, *config.aliases] if engines else []) for model in key.models or ()]
     terms += [("quota", model, engines) for model in (key.quota.per_model if key.quota is not None else ())]
     for term, model, served in terms:
         if served and model not in served:

@@ -5,34 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from gateway.config.sections.keys import KeyConfig
 from gateway.keys.identity import Keyring, Principal
-from gateway.storage.store_errors import StoreError, StoreUnavailable
+from gateway.storage.store_errors import StoreUnavailable
 
 logger = logging.getLogger("fairgate")
 
 KEYS_MAX = 100_000
 ENTRIES_READ_MAX = 2 * KEYS_MAX
-"""Limit on the entries read. fairgate writes `KEYS_MAX` at most, but other programs can write to the table, and every
-entry is kept in memory. Twice as many, since a scan may show an entry again while Redis enlarges the table.
+"""Entries beyond which a table is not read. fairgate writes `KEYS_MAX` at most, but other programs can write to the
+table, and every entry is kept in memory. Twice as many, since a scan may show an entry again while Redis enlarges the
+table.
 """
 POLL_S = 0.5
-EXPIRED_S = 30.0
-"""Seconds between two looks for keys that have expired."""
 REVOKED = ""
 """Entry of a revoked key."""
 _HASH = re.compile(rb"sha256:[0-9a-f]{64}")
-
-
-class TableFull(StoreError):
-    """A refusal of the table to hold more keys."""
 
 
 def entry(tenant: str, key: KeyConfig) -> str:
@@ -55,33 +48,29 @@ def read_entry(key_hash: bytes, noted: bytes) -> tuple[str, KeyConfig]:
     return tenant, KeyConfig.model_validate({**terms, "hash": key_hash.decode()})
 
 
-class KeyTable(ABC):
+class KeyTable(Protocol):
     """A table from the hash of a key to its entry. All methods raise StoreUnavailable."""
 
     place: str
     """Kind of store that has the table: redis or database."""
 
-    @abstractmethod
     async def change_mark(self) -> bytes | None:
         """Return a mark that differs after every change; None if nothing was ever noted."""
 
-    @abstractmethod
     async def entry(self, key_hash: str) -> bytes | None:
         """Return the entry of a key; None if there is none."""
 
-    @abstractmethod
     def entries(self) -> AsyncIterator[tuple[bytes, bytes]]:
-        """Yield all entries, up to `ENTRIES_READ_MAX`. Changes meanwhile may be missed."""
+        """Yield all entries. Changes meanwhile may be missed."""
 
-    @abstractmethod
     async def note(self, changes: Mapping[str, str | None]) -> None:
-        """Replace the entries of these keys in one step; None deletes an entry. Raise TableFull."""
+        """Replace entries of keys in one step; None deletes an entry. Raise StoreRefused if the table is full."""
 
 
 class Follower:
     """Reader of the table for the keyring. One `turn` after another, it learns of every change within a second.
 
-    While the table cannot be read, or if it has vanished, the keys of the last read hold.
+    While the table cannot be read, is too long, or has vanished, the keys of the last read hold.
     """
 
     def __init__(self, table: KeyTable, keyring: Keyring) -> None:
@@ -90,9 +79,6 @@ class Follower:
         self._known: bytes | None = None
         self._revision = keyring.revision
         self.has_read = False
-        self._is_long = False
-        self._looked_s = time.time()
-        """Time until which expired keys have been logged, in seconds since the epoch."""
 
     async def turn(self) -> None:
         table, keyring = self._table, self._keyring
@@ -103,30 +89,24 @@ class Follower:
                 "written again"
             )
         if changed != self._known or self._revision != revision:
-            if await _learn(table, keyring, logs=self.has_read) and not self._is_long:
-                self._is_long = True
-                logger.warning(
-                    "the table of keys (%s) is not read beyond %d entries: keys whose entries come later are not taken",
-                    table.place, ENTRIES_READ_MAX,
-                )  # fmt: skip
+            await _learn(table, keyring, logs=self.has_read)
             self._revision = revision
             # Read again if it changed meanwhile, since the scan may have missed a part of that change.
             self._known = changed if changed == await table.change_mark() else b""
         self.has_read = True
-        if time.time() - self._looked_s >= EXPIRED_S:
-            before_s, self._looked_s = self._looked_s, time.time()
-            keyring.log_expired(before_s, self._looked_s)
         await asyncio.sleep(POLL_S)
 
 
-async def _learn(table: KeyTable, keyring: Keyring, *, logs: bool) -> bool:
-    """Read the table for the keyring, and return whether it may have more entries than are read."""
+async def _learn(table: KeyTable, keyring: Keyring, *, logs: bool) -> None:
+    """Read the table for the keyring. Raise StoreUnavailable if it has more entries than are read."""
     issued: dict[bytes, Principal] = {}
     revoked: set[bytes] = set()
     ignored: list[str] = []
     read = 0
     async for key_hash, noted in table.entries():
         read += 1
+        if read > ENTRIES_READ_MAX:
+            raise StoreUnavailable(f"the table of keys ({table.place}) has more than {ENTRIES_READ_MAX} entries")
         if not _HASH.fullmatch(key_hash):
             ignored.append("one whose name is not the hash of a key")
             continue
@@ -146,14 +126,7 @@ async def _learn(table: KeyTable, keyring: Keyring, *, logs: bool) -> bool:
         logger.warning(
             "%d entries of the table of keys (%s) are ignored, such as %s", len(ignored), table.place, ignored[0],
         )  # fmt: skip
-    is_long = read >= ENTRIES_READ_MAX
-    if is_long:
-        # An entry that was not read may revoke a key of the config, which would be accepted otherwise.
-        for digest in keyring.named():
-            if digest not in revoked and await table.entry(f"sha256:{digest.hex()}") == REVOKED.encode():
-                revoked.add(digest)
     keyring.learn(issued, revoked, logs=logs)
-    return is_long
 
 
 def _digest(key_hash: bytes) -> bytes:

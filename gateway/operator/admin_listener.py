@@ -1,5 +1,5 @@
 """What can an operator ask the gateway? /health, /ready, /metrics, /explain, the views of the current state and the
-page that shows them, usage and keys, all on a listener of their own.
+page that shows them, and usage, all on a listener of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from gateway.operator.actions import changing_routes
 from gateway.operator.explain import explain
 from gateway.operator.guard import guard
-from gateway.operator.key_routes import key_routes
 from gateway.operator.operated import OperatedGateway
 from gateway.operator.page.files import page
 from gateway.operator.pool_metrics import PoolGauges
@@ -98,6 +97,5 @@ def _own(gateway: OperatedGateway) -> list[web.RouteDef]:
         web.get("/metrics", metrics),
         web.get("/explain/{id}", explanation),
         *changing_routes(gateway),
-        *key_routes(gateway),
         *usage_routes(gateway),
     ]

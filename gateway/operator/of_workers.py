@@ -229,8 +229,6 @@ def workers_app(workers: Workers) -> web.Application:
             web.post("/drain/{backend:.+}", answers.drain),
             web.post("/resume/{backend:.+}", answers.drain),
             web.get("/usage", answers.any_knows),
-            web.route("*", "/keys", answers.any_knows),
-            web.route("*", "/keys/{of_key:.+}", answers.any_knows),
             web.get("/state", StateView(workers).answer),
             *page(),
         ]

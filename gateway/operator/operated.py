@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol
 from gateway.operator.snapshots.snapshot import GatewayProcess, SnapshotSource
 
 if TYPE_CHECKING:
-    from gateway.keys.issued import KeyTable
     from gateway.pool.replication.ticker import Exchanges
     from gateway.pool.shared import Shared
     from gateway.telemetry.metrics import Metrics
@@ -36,8 +35,6 @@ class OperatedGateway(GatewayProcess, Protocol):
 
     metrics: Metrics
     shared: Shared
-    keys: KeyTable | None
-    """Keys issued while the gateway runs; None if there is no table for them."""
 
     @property
     def exchanges(self) -> Sequence[Exchanges]: ...

@@ -1,4 +1,4 @@
-"""Who used how much? /usage of the admin listener, with the answer of `fairgate usage --format json`."""
+"""Who used how much? /usage of the admin listener, with the answer of `fairgate usage --json`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from gateway.pool.backend import PROBE_INTERVAL_S, Backend
 from gateway.pool.breaks import Breaks
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.retries import RetryBudget
-from gateway.pool.shared import Shared, admission_engine, policy_terms, setup_of
+from gateway.pool.shared import Shared, admission_engine, engine_settings, policy_terms
 from gateway.pool.waiting import WaitingStreams
 from gateway.request.body.payload import Payload
 from gateway.request.estimate import TokenEstimator, exact_counter
@@ -30,7 +30,7 @@ from gateway.request.prefix_hashes import prefix_hashes, salt_of
 from gateway.telemetry.background import Background
 from gateway.telemetry.record import RequestRecord
 from policies.admission.named import named_policy
-from policies.admission.takeover import Weights, remove_backend, reweigh, take_over
+from policies.admission.takeover import Setup, Weights, remove_backend, take_over
 from policies.capacity.gauges import EngineFacts
 from policies.placements.least_loaded import least_loaded
 from policies.request import Request, payer
@@ -129,9 +129,13 @@ class Pool:
         shared: Shared,
         backends: Mapping[Backend, BackendConfig],
         estimator: TokenEstimator | None,
+        weights: Weights | None,
     ) -> None:
-        """Go on under another configuration. `backends` are the kept and new ones in order; a new one has never left
-        this pool. All others end their requests. `estimator`: None keeps the present one."""
+        """Go on under another configuration, with changed `weights` of tenants.
+
+        `backends` are the kept and new ones in order; a new one has never left this pool. All others end their
+        requests. `estimator`: None keeps the present one.
+        """
         engine, before = self.dispatcher.engine, self.backends.copy()
         is_scraped_otherwise = self.config.capacity.scrape_interval_s != config.capacity.scrape_interval_s
         self.estimator = estimator or self.estimator
@@ -158,16 +162,13 @@ class Pool:
         policy = None if terms == self._terms else named_policy(**terms, prefixes=engine.policy.prefixes)
         self._terms = terms
         slots = {backend.name: each.max_num_seqs for backend, each in backends.items()}
-        setup = setup_of(gateway, config, slots, shared, policy)
+        settings = engine_settings(gateway, config, shared)
+        setup = Setup(policy=policy, weights=weights, slots=slots, **settings)
         self.dispatcher.carry_out(take_over(engine, setup, self.dispatcher.clock()))
         for backend in backends:
             if is_scraped_otherwise:
                 self._unwatch(backend)
             self._watch(backend)
-
-    def reweigh(self, weights: Weights) -> None:
-        """Replace the weights of these tenants."""
-        reweigh(self.dispatcher.engine, weights)
 
     def drain(self, backend: Backend, drained: bool) -> None:
         """Drain a backend, or end its drain. Running requests end there; waiting requests go elsewhere."""
@@ -263,10 +264,6 @@ class Pool:
         if any([backend.keeps_tenants_apart for backend in self.backends.values()]):
             seed = f"{salt_of(tenant)} {seed}"
         return prefix_hashes(payload.prompt.head, seed.encode())
-
-    def learn(self, payload: Payload, prompt_tokens: int) -> None:
-        """Learn from an engine's count of a prompt."""
-        self.estimator.learn(payload.prompt, prompt_tokens, is_text=payload.is_text)
 
     def ended(self, record: RequestRecord) -> None:
         record.pool = self.name

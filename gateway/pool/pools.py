@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 
 import aiohttp
 
@@ -27,7 +26,6 @@ from policies.admission.takeover import Weights
 
 EMBEDDED_MODELS = ("simulated",)
 EMBEDDED_PROFILE = "demo"
-NO_WEIGHTS: Weights = MappingProxyType({})
 
 
 def deployments_of(config: Config) -> list[Deployment]:
@@ -124,7 +122,7 @@ class Pools:
             await backend.close()
 
     def commit(
-        self, config: Config, shared: Shared, prepared: Sequence[PoolPlan], weights: Weights = NO_WEIGHTS
+        self, config: Config, shared: Shared, prepared: Sequence[PoolPlan], weights: Weights | None = None
     ) -> None:
         """Go on under this configuration. `weights` holds the changed weights of tenants."""
         before, self.all = self.all, []
@@ -136,8 +134,7 @@ class Pools:
                 if self._session is not None:
                     pool.watch(self._session)
             else:
-                pool.take_over(one.config, config, shared, one.backends, one.estimator)
-                pool.reweigh(weights)
+                pool.take_over(one.config, config, shared, one.backends, one.estimator, weights)
             self.all.append(pool)
         self.addresses.follow(config)
         self.engines.clear()

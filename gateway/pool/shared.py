@@ -15,8 +15,6 @@ from gateway.usage.calendar import calendar_of
 from policies.admission.deciding import Remembered
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.admission.policy import Policy
-from policies.admission.takeover import Setup
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.overload import OverloadSettings
 from policies.interactions import Interactions, InteractionSettings
@@ -138,24 +136,13 @@ def _settings(config: Config) -> InteractionSettings:
     )
 
 
-def setup_of(
-    gateway: Config, pool: PoolConfig, slots: Mapping[str, int | None], shared: Shared, policy: Policy | None
-) -> Setup:
-    """Return the engine's settings.
-
-    Args:
-        slots: sequences that each engine runs at once; None to learn them.
-        policy: the policy that takes over; None keeps the present one.
-    """
-    return Setup(policy=policy, slots=slots, **_engine_settings(gateway, pool, shared))
-
-
 def admission_engine(gateway: Config, pool: PoolConfig, shared: Shared) -> AdmissionEngine:
     """Create the admission engine of a pool, without backends."""
-    return AdmissionEngine(named_policy(**policy_terms(gateway, pool)), **_engine_settings(gateway, pool, shared))
+    return AdmissionEngine(named_policy(**policy_terms(gateway, pool)), **engine_settings(gateway, pool, shared))
 
 
-def _engine_settings(gateway: Config, pool: PoolConfig, shared: Shared) -> dict[str, Any]:
+def engine_settings(gateway: Config, pool: PoolConfig, shared: Shared) -> dict[str, Any]:
+    """Return the settings that a new admission engine and the `Setup` of one in use share."""
     return {
         "limits": filled(QueueLimits, gateway.limits, queue_bytes_max=gateway.bounds.queue_bytes),
         "capacity": filled(CapacitySettings, pool.capacity),

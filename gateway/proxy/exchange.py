@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from gateway.pool.backend import Backend
     from gateway.pool.pool import Pool
 
-SEARCHED_BYTES_MIN: Final = 1 << 20
-"""Length above which an answer is searched for its usage while it comes, so that its end takes no long search."""
 NOT_STREAMED: Final = "the engine answered in one piece where a stream was asked for, and had been begun"
 BREAKING: Final = "most of your latest answers broke off at the engines; slow down, and see what breaks them"
 NO_ANSWER_KEYS: Final = AnswerKeys()
@@ -57,6 +55,9 @@ class Exchange(Relay):
         "_answer_bytes", "_ending", "_finder", "_held", "_held_bytes", "_held_bytes_max", "_meter", "_pool", "_renamed",
         "request",
     )  # fmt: skip
+
+    _ending: Ending
+    """Check of an answer in one piece that is relayed as it comes, while `_finder` searches it for its usage."""
 
     def __init__(self, context: RequestContext, request: Request, upstream_head: bytes) -> None:
         super().__init__(context, upstream_head)
@@ -72,8 +73,6 @@ class Exchange(Relay):
         self._held_bytes_max = self._pool.response_buffer_bytes_max
         self._answer_bytes = 0
         self._finder: MemberFinder | None = None
-        self._ending: Ending | None = None
-        """Check of an answer in one piece that is relayed as it comes."""
 
     def submit(self) -> None:
         self.context.responder.on_disconnect = lambda: self._abandon(Outcome.ABANDONED, "client_disconnected")
@@ -276,33 +275,29 @@ class Exchange(Relay):
         self._answer_bytes += len(data)
         if self._finder is not None:
             self._finder.feed(data)
-        if self._ending is not None:
             self._ending.come(data)
             self.context.responder.write(self._shown(data))
             return
         self._held.append(data)
         self._held_bytes += len(data)
         self._pool.answers_bytes += len(data)
-        is_too_long = self._answer_bytes > self._held_bytes_max or self._pool.holds_too_much
-        if self._answer_bytes <= SEARCHED_BYTES_MIN and not is_too_long:
+        is_error = not 200 <= self._status < 300
+        bytes_max = ERROR_BODY_BYTES_MAX if is_error else self._held_bytes_max
+        if self._answer_bytes <= bytes_max and not self._pool.holds_too_much:
             return
-        if not 200 <= self._status < 300:
-            if self._answer_bytes > ERROR_BODY_BYTES_MAX or self._pool.holds_too_much:
-                self.cancel()
-                self.fail_with_error(b"")
-            return
-        if self._finder is None:
-            self._finder = usage_finder()
-            self._finder.feed(self._joined())
-        if is_too_long:
-            if self.context.responder.started:
-                self.cancel()
-                self._break_off(Reason.BACKEND_FAILED, NOT_STREAMED)
-                return
+        if is_error:
+            self.cancel()
+            self.fail_with_error(b"")
+        elif self.context.responder.started:
+            self.cancel()
+            self._break_off(Reason.BACKEND_FAILED, NOT_STREAMED)
+        else:
             self.phase = RELAYED[self.phase]
-            self._ending = Ending(self._headers)
-            held = self._joined()
+            held = b"".join(self._held)
             self._let_go()
+            self._finder = usage_finder()
+            self._finder.feed(held)
+            self._ending = Ending(self._headers)
             self._ending.come(held)
             self.context.begin_answer(self._status, self._headers, self._shown(held))
 
@@ -310,23 +305,17 @@ class Exchange(Relay):
         """Return a piece of the answer with the client's name of the model (`Renamed.in_answer`)."""
         return data if self._renamed is None else self._renamed.in_answer(data, goes_on=True)
 
-    def _joined(self) -> bytes:
-        if len(self._held) != 1:
-            self._held = [b"".join(self._held)]
-        return self._held[0]
-
     def _let_go(self) -> None:
         """Drop the held bytes of the answer."""
         self._pool.answers_bytes -= self._held_bytes
         self._held, self._held_bytes = [], 0
 
     def _complete_body(self) -> None:
-        if self._ending is not None:
+        if self._finder is not None:
             if self._ending.is_missing:
                 self._cut("ended an answer before its end")
                 return
             self.context.responder.end()
-            assert self._finder is not None
             usage = usage_found(self._finder)
             made = self._made_tokens(self._answer_bytes) if usage is None or usage.output_tokens is None else 0
             self._settle(usage, made, None, "", NO_ANSWER_KEYS)
@@ -385,7 +374,7 @@ class Exchange(Relay):
         service = self._believed(usage, counted)
         request, payload = self.request, self.context.payload
         if usage is not None and usage.prompt_tokens:
-            self._pool.learn(payload, usage.prompt_tokens)
+            self._pool.estimator.learn(payload.prompt, usage.prompt_tokens)
         if not awaits_more and (payload.demands_tool or request.claim.extends):
             awaits_more = None  # both end with the reason "stop", whether more follows or not
         if self._pool.claims is not None and not request.claim.explicit:

@@ -18,7 +18,7 @@ import msgspec
 from backends.health import ModelCard
 from gateway.http.addresses import household
 from gateway.http.errors import ApiError, Reason, dialect_of
-from gateway.http.headers import Header
+from gateway.http.headers import Header, header_of
 from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.keys.identity import Keyring, Principal, expired
@@ -137,7 +137,7 @@ class Pipeline:
                 self.bypass_limiter.count_arrival(principal.tenant, time.monotonic())
         except ApiError as found:
             error = found
-            if found.code is Reason.METHOD_NOT_ALLOWED and request.header(b"sec-websocket-key") is not None:
+            if found.code is Reason.METHOD_NOT_ALLOWED and header_of(request.headers, b"sec-websocket-key"):
                 error = ApiError(
                     Reason.UPGRADE_REQUIRED, f"no WebSocket is offered: send POST {request.path} over HTTP"
                 )

@@ -61,19 +61,16 @@ class RequestContext(HttpRequest):
     responder: Responder
     payload: Payload
     serving_pool: Pool
-    engine: str
+    engine: str = ""
     responses: StoredResponses
     keyring: Keyring
-    relays: bool
-    _waits_in: WaitingStreams | None
+    relays: bool = False
+    _waits_in: WaitingStreams | None = None
 
     def arrived(self, responder: Responder, now: float) -> None:
         """Record a complete request, and the responder for its answer."""
         self.responder = responder
         self.arrived_s = now
-        self.engine = ""
-        self.relays = False
-        self._waits_in = None
 
     def comes_from(self, principal: Principal) -> None:
         """Record the caller, as named by the key."""

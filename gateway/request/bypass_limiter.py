@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from gateway.http.errors import ApiError, Reason
 from policies.limits.leaky_counts import LeakyCounts
 
@@ -11,7 +13,7 @@ class BypassLimiter:
 
     def __init__(self, at_once_max: int, per_s: float, tenants_max: int) -> None:
         self._tenants_max = tenants_max
-        self._running: dict[str, int] = {}
+        self._running: Counter[str] = Counter()
         """Running requests by tenant; a tenant without any has no entry."""
         self.set(at_once_max, per_s)
 
@@ -30,7 +32,7 @@ class BypassLimiter:
 
     def begin(self, tenant: str) -> None:
         """Count a request that begins to run, at an engine or in the gateway. Raise ApiError if too many run."""
-        running = self._running.get(tenant, 0)
+        running = self._running[tenant]
         if running >= self._at_once_max:
             message = f"{running} of your requests that need no queue are running, and more may not at once; slow down"
             raise ApiError(Reason.TOO_MANY_AT_ONCE, message, retry_after_s=1.0)
@@ -38,8 +40,6 @@ class BypassLimiter:
 
     def end(self, tenant: str) -> None:
         """Count the end of a running request."""
-        left = self._running[tenant] - 1
-        if left:
-            self._running[tenant] = left
-        else:
+        self._running[tenant] -= 1
+        if not self._running[tenant]:
             del self._running[tenant]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.http.headers import Header
+from gateway.http.headers import Header, header_of
 from gateway.http.http_request import HttpRequest
 
 _MAX_AGE_S: Final = 600
@@ -28,8 +28,8 @@ class Cors:
 
     def fields(self, request: HttpRequest) -> bytes:
         """Return the CORS header lines of every answer to this request."""
-        origin = request.header(b"origin")
-        if origin is None or not (self._any or origin in self._origins):
+        origin = header_of(request.headers, b"origin")
+        if not origin or not (self._any or origin in self._origins):
             return b"" if self._any else b"vary: origin\r\n"
         whom = b"access-control-allow-origin: *\r\n"
         if not self._any:
@@ -45,7 +45,7 @@ class Cors:
             (b"access-control-allow-methods", methods.encode()),
             (b"access-control-max-age", b"%d" % _MAX_AGE_S),
         ]
-        names = request.header(b"access-control-request-headers") or b""
+        names = header_of(request.headers, b"access-control-request-headers")
         if len(names) <= 4096 and _NAMES.fullmatch(names) is not None:
             found.append((b"access-control-allow-headers", names))
         return found

@@ -58,10 +58,10 @@ class TokenEstimator:
         tokens = counter(text.decode("utf-8", "replace"))
         return tokens if len(text) >= text_bytes else round(tokens * text_bytes / len(text))
 
-    def learn(self, prompt: Prompt, prompt_tokens: int, *, is_text: bool = False) -> None:
+    def learn(self, prompt: Prompt, prompt_tokens: int) -> None:
         """Learn from an engine's count of a prompt. Prompts of token ids, with attachments, or with an unlikely ratio
-        teach nothing. `is_text` vouches that nothing is attached."""
-        if prompt_tokens <= 0 or not (is_text or prompt.attachments == 0) or prompt.token_ids()[0]:
+        teach nothing."""
+        if prompt_tokens <= 0 or prompt.attachments or prompt.token_ids()[0]:
             return
         ratio = prompt.size / prompt_tokens
         if BYTES_PER_TOKEN_MIN <= ratio <= BYTES_PER_TOKEN_MAX:

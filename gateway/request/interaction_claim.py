@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import islice
 from typing import Final
 from zlib import crc32
@@ -208,11 +207,11 @@ def claim_of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
         strong += known
     else:
         weak += known
-    if turns.has_answers and not known and begins:
+    if turns.answered and not known and begins:
         weak.append(turns.named_before(b"asked", b""))
     if keys.turn:
         weak.append(named(name.encode(), b"turn", keys.turn))
-    is_new = not keys.turn and not turns.has_answers
+    is_new = not keys.turn and not turns.answered
     lines = [hash((name, line)) for line in keys.lines]
     if is_new:
         lines = [each for line in lines for each in (line, line ^ _TASK)]
@@ -225,9 +224,9 @@ def claim_of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
 
 def _named(turns: Turns, session: bytes, previous: bytes, strong: list[str]) -> str:
     """Return the name that the conversation's interaction has if it is new."""
-    if turns.asks and previous:
+    if turns.questions and previous:
         return turns.named(b"after", previous, last_only=True)
-    if turns.asks:
+    if turns.questions:
         # A session may lose its first turns. Without a session, all questions so far tell conversations apart.
         return turns.named(b"asked", session, last_only=bool(session))
     if previous:
@@ -276,13 +275,13 @@ def _said(fields: Mapping[bytes, bytes], metadata: Raw, found: Claim) -> Claim:
             raise _bad(where, f"the id of an interaction has 1 to {ID_LENGTH_MAX} bytes of printable characters")
         claim = Claim(hashed(b"said", id_), explicit=True)
     if stage is not None:
-        claim = replace(claim, stage=_stage(*stage))
+        claim = claim._replace(stage=_stage(*stage))
     if end is not None:
         where, text = end
         ends = _FLAGS.get(str(text).strip().lower())
         if ends is None:
             raise _bad(where, "true or false is expected")
-        claim = replace(claim, ends=ends)
+        claim = claim._replace(ends=ends)
     return claim
 
 

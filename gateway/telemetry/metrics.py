@@ -32,6 +32,10 @@ OTHERS: Final = "other"
 
 _WAIT_BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOTAL_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_QUEUE: Final = "fairgate_queue_seconds"
+_REQUEST: Final = "fairgate_request_seconds"
+_FIRST_TOKEN: Final = "fairgate_first_token_seconds"
+_HELD_BACK: Final = "fairgate_held_back_seconds"
 
 
 @dataclass(slots=True)
@@ -100,20 +104,16 @@ class Metrics:
         self._models: set[tuple[str, ...]] = set()
         self._in_histograms: set[tuple[str, ...]] = set()
         """Each (pool, tenant) with distributions of its own."""
-        self._waits: dict[tuple[str, str, str], _Distribution] = {}
-        """Waits by (pool, tenant, outcome)."""
-        self._first_tokens: dict[tuple[str, str, str], _Distribution] = {}
-        """First tokens by (pool, tenant, model)."""
+        self._distributions: dict[str, dict[tuple[str, ...], _Distribution]] = {
+            name: {} for name in (_QUEUE, _REQUEST, _FIRST_TOKEN, _HELD_BACK)
+        }
+        """Distributions by metric and labels."""
         self._prompts: dict[tuple[str, str], _Prompts] = {}
         """Prompts by (pool, backend)."""
         self._reasons: dict[tuple[str, str, str, str], int] = {}
         """Requests by (pool, tenant, outcome, reason)."""
         self._reasons_of_keys: dict[tuple[str, str, str, str], int] = {}
         """Requests by (tenant, label of the key, outcome, reason)."""
-        self._totals: dict[tuple[str, str], _Distribution] = {}
-        """Total times by (pool, outcome)."""
-        self._held_back: dict[tuple[str, str], _Distribution] = {}
-        """Parts of waits by (pool, obstacle), of the requests that waited for the obstacle."""
         registry.register(self)
 
     def settled(self, record: RequestRecord) -> None:
@@ -140,15 +140,12 @@ class Metrics:
             if record.request is not None:
                 tenant_totals.wasted += record.request.progress.wasted_tokens
         for obstacle, seconds in record.waited_s.items():
-            held_back = self._held_back.get((pool, obstacle))
-            if held_back is None:
-                held_back = self._held_back[(pool, obstacle)] = _Distribution(_WAIT_BUCKETS)
-            held_back.observe(seconds)
+            self._distribution(_HELD_BACK, (pool, obstacle)).observe(seconds)
         first_token_s = record.first_token_s
         if first_token_s is not None:
             if tenant_totals.first_tokens is None:
                 of = (pool, self._in_histograms_as(pool, tenant_totals.tenant), tenant_totals.model)
-                tenant_totals.first_tokens = self._first_tokens.setdefault(of, _Distribution(_WAIT_BUCKETS))
+                tenant_totals.first_tokens = self._distribution(_FIRST_TOKEN, of)
             tenant_totals.first_tokens.observe(first_token_s)
 
     def _prompt_ended(self, record: RequestRecord, cached: int) -> None:
@@ -180,10 +177,16 @@ class Metrics:
         """Add the counts of an outcome that this tenant has not had before."""
         pool, outcome = record.pool, record.outcome
         of = (pool, self._in_histograms_as(pool, tenant_totals.tenant), outcome)
-        waits = self._waits.setdefault(of, _Distribution(_WAIT_BUCKETS))
-        totals = self._totals.setdefault((pool, outcome), _Distribution(_TOTAL_BUCKETS))
-        way = tenant_totals.ways[outcome] = _Ended(waits, totals)
+        totals = self._distribution(_REQUEST, (pool, outcome), _TOTAL_BUCKETS)
+        way = tenant_totals.ways[outcome] = _Ended(self._distribution(_QUEUE, of), totals)
         return way
+
+    def _distribution(
+        self, name: str, labels: tuple[str, ...], bounds: tuple[float, ...] = _WAIT_BUCKETS
+    ) -> _Distribution:
+        """Return the distribution with these labels, a new one at first."""
+        by = self._distributions[name]
+        return by.get(labels) or by.setdefault(labels, _Distribution(bounds))
 
     def _in_histograms_as(self, pool: str, tenant: str) -> str:
         return _label(self._in_histograms, (pool, tenant), TENANTS_IN_HISTOGRAMS_MAX)[-1]
@@ -208,13 +211,7 @@ class Metrics:
         yield family("fairgate_backend_prompt_tokens_total", prompts)
         yield family("fairgate_not_completed_total", list(self._reasons.items()))
         yield family("fairgate_key_not_completed_total", list(self._reasons_of_keys.items()))
-        distributions: dict[str, dict[Any, _Distribution]] = {
-            "fairgate_queue_seconds": self._waits,
-            "fairgate_request_seconds": self._totals,
-            "fairgate_first_token_seconds": self._first_tokens,
-            "fairgate_held_back_seconds": self._held_back,
-        }
-        for name, by in distributions.items():
+        for name, by in self._distributions.items():
             yield family(name, [one.row(labels) for labels, one in list(by.items())])
         yield family("fairgate_build_info", [([__version__, BUILD], 1)])
         if self.access_log is not None:

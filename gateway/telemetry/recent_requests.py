@@ -41,16 +41,13 @@ class RecentRequests:
         request = record.request
         if request is None or not record.pool:
             return
-        self.count += 1
         service = record.service
-        self._ends.append(End(
+        self._add(End(
             record.pool, record.tenant, request.weight, record.outcome, record.reason, record.dispatched_s,
             record.ended_s, record.queue_s, service_of(request.progress.charged, service.prompt, service.output),
             record.id, record.app, record.model, record.backend, record.waited_s, record.first_token_s, service.prompt,
             service.output,
         ))  # fmt: skip
-        if self.count >= self._fold_at:
-            self._fold()
 
     def within(self, now: float, window_s: float = WINDOW_S) -> tuple[list[End], float]:
         """Return the ends within the window, the latest first, and the seconds that they cover."""
@@ -72,10 +69,13 @@ class RecentRequests:
     def take(self, ends: Iterable[End]) -> None:
         """Add ends of other processes, the latest last."""
         for end in ends:
-            self.count += 1
-            self._ends.append(end)
-            if self.count >= self._fold_at:
-                self._fold()
+            self._add(end)
+
+    def _add(self, end: End) -> None:
+        self.count += 1
+        self._ends.append(end)
+        if self.count >= self._fold_at:
+            self._fold()
 
     def _fold(self) -> None:
         """Add the ends since the last call to the minutes of their tenants."""

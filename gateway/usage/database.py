@@ -98,8 +98,6 @@ class Database:
         self._place = place_of(config)
         self._makes = makes
         self._connection: Any = None
-        self.replaced = 0
-        """Number of times that the file was replaced or removed while it was open."""
 
     @contextmanager
     def transaction(self, *, writes: bool = True) -> Iterator[Transaction]:
@@ -136,11 +134,10 @@ class Database:
 
     def _lose_replaced(self) -> bool:
         """Disconnect if the file was replaced or removed, and return whether it was."""
-        if not self._kind.is_another():
-            return False
-        self.replaced += 1
-        self.close()
-        return True
+        is_lost = self._connection is not None and self._kind.is_another()
+        if is_lost:
+            self.close()
+        return is_lost
 
     def _prepare(self) -> None:
         with closing(self._connection.cursor()) as cursor:
@@ -201,11 +198,8 @@ class _Sqlite:
         return connection
 
     def is_another(self) -> bool:
-        """Return whether the database of the last connection was replaced or removed. True once for each time."""
-        if self._opened is None or self._opened == self._present():
-            return False
-        self._opened = None
-        return True
+        """Return whether the file of the last connection was replaced or removed."""
+        return self._opened != self._present()
 
     def _present(self) -> tuple[int, int] | None:
         """Return the device and inode of the file at the path; None if there is no file."""

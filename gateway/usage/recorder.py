@@ -17,7 +17,6 @@ from prometheus_client.metrics_core import Metric
 from gateway.config.memory_bounds import MEMORY_MAX, Bounds, bounds_of
 from gateway.config.sections.services import UsageConfig
 from gateway.storage.store_errors import StoreError, StoreUnavailable
-from gateway.telemetry.background import OperationalError
 from gateway.telemetry.metric_families import single
 from gateway.telemetry.record import RequestRecord
 from gateway.usage.counts import UsageCounts
@@ -51,7 +50,6 @@ class UsageRecorder:
         self._batch: Batch | None = None
         """Batch that is not known to be written."""
         self._dropped_reported = 0
-        self._replaced_reported = 0
         self._forgot_s = float("-inf")
         self._has_gone_on = False
         self._is_closed = False
@@ -80,16 +78,9 @@ class UsageRecorder:
         quotas.go_on(self.counts.used(), time.monotonic())
 
     async def turn(self) -> None:
-        """Write after half a second. Raise `OperationalError`, having written, if the file has been replaced."""
+        """Write after half a second."""
         await asyncio.sleep(FLUSH_S)
         await self.flush()
-        replaced = self.database.replaced - self._replaced_reported
-        self._replaced_reported += replaced
-        if replaced:
-            raise OperationalError(
-                f"{self.database.place} was replaced or removed while it was open: usage goes into the file that is "
-                "there now, keys are those that it has, and what was counted into the one before is only there"
-            )
 
     async def flush(self) -> None:
         """Write all counts so far, after the batch that could not be written before. After a fault of the database they

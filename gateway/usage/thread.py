@@ -28,20 +28,15 @@ Given = ParamSpec("Given")
 class DatabaseThread:
     """A runner of database work for the loop. `close` ends it."""
 
-    def __init__(self, config: UsageConfig, *, makes: bool = True) -> None:
-        """Set up the database; the first work starts the thread. `makes`: as for `Database`."""
+    def __init__(self, config: UsageConfig) -> None:
+        """Set up the database; the first work starts the thread."""
         self.place = place_of(config)
-        self._database = Database(config, makes=makes)
+        self._database = Database(config)
         self._waiting: dict[str, deque[tuple[Callable[[Database], Any], Future[Any]]]] = {}
         """Waiting work by owner, in the order of their turns."""
         self._changed = threading.Condition()
         self._is_closing = False
         self._thread: threading.Thread | None = None
-
-    @property
-    def replaced(self) -> int:
-        """Number of times that the file was replaced or removed while it was open."""
-        return self._database.replaced
 
     async def do(
         self, work: Callable[Concatenate[Database, Given], Found], *given: Given.args, **named: Given.kwargs

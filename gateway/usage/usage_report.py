@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -137,31 +135,22 @@ class Report:
         answer = {"since": since, "until": until, "by": self.query.by, "rows": self.as_dicts(), "total": total}
         return json.dumps(answer, indent=2) + "\n"
 
-    def as_csv(self) -> str:
-        """Return one line for each row, without the total: the program that reads the lines can add them up."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([self._heads(), *(row.values() for row in self.as_dicts())])
-        return text.getvalue()
-
     def as_table(self) -> str:
         """Return a table for people: numbers in groups of three, and the total last."""
         from simulation.report import columns  # loaded for people only
 
         labels = len(self.query.by)
-        lines = [self._heads(), *([each or "-" for each in row.by] + _words(row) for row in self.rows)]
+        lines = [
+            [*self.query.by, *self.total.measures()],
+            *([each or "-" for each in row.by] + _words(row) for row in self.rows),
+        ]
         if labels:
             lines.append(["total", *[""] * (labels - 1), *_words(self.total)])
         return columns(lines, left=range(labels)) + "\n"
 
-    def _heads(self) -> list[str]:
-        return [*self.query.by, *self.total.measures()]
-
 
 def _words(row: UsageRow) -> list[str]:
     return ["-" if value is None else f"{value:,}" for value in row.measures().values()]
-
-
-FORMATS = {"table": Report.as_table, "csv": Report.as_csv, "json": Report.as_json}
 
 
 def read(

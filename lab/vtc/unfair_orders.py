@@ -26,8 +26,8 @@ class Lcf(CounterOrder):
 
     def __init__(self, params: CounterParams | None = None, *, flows_max: int = 10_000) -> None:
         params = params or CounterParams()
-        backlog = Backlog(flows_max=flows_max)
-        super().__init__(params, flows_max, backlog, params.charges(), predict_output=params.predict_output)
+        super().__init__(params, flows_max, Backlog(flows_max=flows_max))
+        self.charges_ahead = params.predict_output
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         super().push(request, now, front=front)

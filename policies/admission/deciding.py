@@ -223,7 +223,8 @@ class Deciding:
             try:
                 popped = self.policy.pop(now, self.room) if self._waiting.requests else None
                 if not isinstance(popped, Selection):
-                    if popped is not None and self._lets_pass(popped, now, decisions):
+                    if popped is not None and (aside := requests.set_aside(popped, now, stays=self.is_stood_in_for)):
+                        decisions += [self._reject(one, why, now, CALM) for one, why in aside if why is not None]
                         continue
                     if popped is not None or self.blocked is not None:
                         self.blocked = popped
@@ -245,22 +246,15 @@ class Deciding:
                 request = request or self._waiting.get(self.room.asked) or next(iter(self._waiting.requests.values()))
                 decisions.append(self._strike(request, error, now))
 
-    def _lets_pass(self, popped: Blocked, now: float, decisions: list[Decision]) -> bool:
-        """Set the next in order aside, or reject it, if every engine is closed to it alone. Return whether it was."""
-        aside = self.requests.set_aside(popped, now, stays=self.is_stood_in_for)
-        decisions += [self._reject(one, why, now, CALM) for one, why in aside if why is not None]
-        return bool(aside)
-
     def _preempt_for(self, popped: Blocked, now: float, decisions: list[Decision]) -> None:
         """Preempt batch work for the next in order at each queue, and for a sleeping request at each full node."""
         for blocked in (popped, *popped.others):
             decisions += self.requests.preempt(blocked, self.room.preempts_at(blocked), now)
-        for order in self.policy.queues().values():
-            for request, node in order.backlog.asleep_at() if order.backlog is not None else ():
-                if request is not popped.request and self.requests.tree.full_for(request) is not None:
-                    blocked = Blocked.everywhere(request, self.backends, Obstacle.CEILING)
-                    blocked.ceiling = node
-                    decisions += self.requests.preempt(blocked, list(self.backends), now)
+        for request, node, engine in self.policy.asleep_at():
+            if request is not popped.request and self.requests.tree.full_for(request) is not None:
+                blocked = Blocked.everywhere(request, (engine,) if engine else self.backends, Obstacle.CEILING)
+                blocked.ceiling = node
+                decisions += self.requests.preempt(blocked, self.room.preempts_at(blocked), now)
 
     def _withdraw(self, request: Request, now: float) -> None:
         """Remove a request from the queue without service."""

@@ -48,18 +48,17 @@ class UnknownRequest(Exception):
 
 UNDECIDED: Final = Event("kept undecided", {State.NEW: State.UNDECIDED})
 ASKED: Final = Event("asked about", {State.UNDECIDED: State.ASKED})
-ADMITTED: Final = Event("admitted", {State.NEW: State.QUEUED, State.ASKED: State.QUEUED})
+ADMITTED: Final = Event("admitted", dict.fromkeys((State.NEW, State.ASKED, State.MOVED), State.QUEUED))
 REFUSED: Final = Event("refused", {State.NEW: State.ENDED, State.ASKED: State.ENDED})
 WITHDRAWN: Final = Event(
     "withdrawn", {State.UNDECIDED: State.ENDED, State.ASKED: State.ENDED, State.QUEUED: State.ENDED}
 )
 HANDED_OVER: Final = Event("handed over to another pool", {State.QUEUED: State.MOVED})
-TAKEN_IN: Final = Event("taken in from another pool", {State.MOVED: State.QUEUED})
 DISPATCHED: Final = Event("dispatched", {State.QUEUED: State.DISPATCHED})
 RETURNED: Final = Event("returned by its engine", {State.DISPATCHED: State.QUEUED})
 FINISHED: Final = Event("finished", {State.DISPATCHED: State.ENDED})
 BROKEN: Final = Event("broken off", {State.DISPATCHED: State.ENDED})
 
 EVENTS: Final = (
-    UNDECIDED, ASKED, ADMITTED, REFUSED, WITHDRAWN, HANDED_OVER, TAKEN_IN, DISPATCHED, RETURNED, FINISHED, BROKEN,
+    UNDECIDED, ASKED, ADMITTED, REFUSED, WITHDRAWN, HANDED_OVER, DISPATCHED, RETURNED, FINISHED, BROKEN,
 )  # fmt: skip

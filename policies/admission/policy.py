@@ -8,7 +8,7 @@ the order or the placement reads it. `admission.scheduler` takes the next reques
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from policies.admission.scheduler import LEAST_LOADED, Engines, schedule
 from policies.capacity.gauges import Gauges
@@ -50,6 +50,12 @@ class Policy:
             if order.backlog is not None and order.backlog.starts:
                 return order.backlog.first_start()
         return None
+
+    def asleep_at(self) -> Iterator[tuple[Request, str, str]]:
+        """Iterate over the sleeping interactive requests at full nodes (`Backlog.asleep_at`), with node and queue."""
+        for name, order in self.queues().items():
+            for request, node in order.backlog.asleep_at() if order.backlog is not None else ():
+                yield request, node, name
 
     def queues(self) -> Mapping[str, Order]:
         """Return the order of each queue by its engine; "" is the one queue in front of all engines."""

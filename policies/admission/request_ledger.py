@@ -50,16 +50,21 @@ class RequestLedger(PoolTables):
         self._count(request, now)
 
     def admitted(self, request: Request, now: float) -> None:
-        """Queue a request for its turn. A request about which other gateways were asked waits and counts already."""
-        is_new = self._apply(lifecycle.ADMITTED, request) is State.NEW
+        """Queue a request for its turn.
+
+        A request about which other gateways were asked waits and counts already. A request that fails over from another
+        pool is under way in its interaction already.
+        """
+        before = self._apply(lifecycle.ADMITTED, request)
         self.tree.arrived(request, request.configured_weight)
         if not self.tree.is_flat:
             request.weight = self.tree.weight(request.flow.tenant, request.configured_weight)
-        if is_new:
+        if before is not State.ASKED:
             self._expect(request)
             self.waiting.add(request)
             self._count(request, now)
-        self.interactions.admitted(request, now)  # before the push: the order reads the stage
+        if before is not State.MOVED:
+            self.interactions.admitted(request, now)  # before the push: the order reads the stage
         self.working_set.queued(request, now)
         self.policy.push(request, now)
 
@@ -96,18 +101,6 @@ class RequestLedger(PoolTables):
         self._wait_no_more(request, now)
         self._leave_line(request, now)
         self._uncount(request, now)
-
-    def taken_in(self, request: Request, now: float) -> None:
-        """Queue a request that fails over from another pool."""
-        self._apply(lifecycle.TAKEN_IN, request)
-        self.tree.arrived(request, request.configured_weight)
-        if not self.tree.is_flat:
-            request.weight = self.tree.weight(request.flow.tenant, request.configured_weight)
-        self._expect(request)
-        self.waiting.add(request)
-        self.working_set.queued(request, now)
-        self.policy.push(request, now)
-        self._count(request, now)
 
     def dispatched(self, request: Request, backend: str, now: float) -> None:
         """Record a dispatch to this engine. Charge the prompt, and the output that the order charges ahead."""

@@ -12,7 +12,7 @@ is asked, and after a wake only the engines whose time has come.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import Final, Protocol
@@ -139,6 +139,8 @@ class PoolRoom:
         """Engines that are not in `_full`, at False and at True."""
         self._backlog: Backlog | None = None
         """Backlog of the order, if it has one."""
+        self._asleep_at: Callable[[], Iterator[tuple[Request, str, str]]]
+        """Function for the interactive requests that sleep at full nodes (`Policy.asleep_at`)."""
         self._reserved = ("", "")
         """Id of the request with a reservation, and the engine that is reserved for it."""
         self._now = 0.0
@@ -178,6 +180,7 @@ class PoolRoom:
         self.prefixes = policy.prefixes
         self._working_set.first_start = policy.first_start if policy.order.admits_wholes else None
         self._working_set.may_pass_starts = policy.may_pass_starts
+        self._asleep_at = policy.asleep_at
         self._backlog = backlog = policy.order.backlog
         self._working_set.batch_share = backlog.batch_share if backlog is not None else 0.0
         has_parts = backlog is not None and policy.order.has_prefill_parts
@@ -333,18 +336,27 @@ class PoolRoom:
         return sum([lease.held_tokens for lease in ledger.leases.values() if lease.request.can_wait])
 
     def preempts_at(self, blocked: Blocked) -> list[str]:
-        """Return the engines where batch work may be preempted for the next in order: its reserved one, if any."""
+        """Return the engines where batch work may be preempted for the next in order: its reserved one, if any.
+
+        A request at a ceiling needs an engine, too. If one has room, each end below the node lets the request start.
+        """
         request, (request_id, engine) = blocked.request, self._reserved
+        found: Mapping[str, Obstacle | None] = blocked.obstacles
         if blocked.nearest() is Obstacle.CEILING:
-            return list(self._backends)
-        if blocked.nearest() not in FREED:
+            if not self._fits_below(request):
+                return []
+            standing = self._standing(request)
+            found = {name: self._obstacle(request, self._backends[name], standing) for name in blocked.obstacles}
+            if None in found.values():
+                return list(self._backends)
+        elif blocked.nearest() not in FREED:
             return []
-        engines = [engine] if request_id == request.id and engine in self._backends else blocked.obstacles
+        elif request_id == request.id and engine in self._backends:
+            found = {engine: found.get(engine)}
         return [
             name
-            for name in engines
-            if (why := blocked.obstacles.get(name)) is Obstacle.SLOTS
-            or (why is Obstacle.KV and self.can_be_freed(request, name))
+            for name, why in found.items()
+            if why is Obstacle.SLOTS or (why is Obstacle.KV and self.can_be_freed(request, name))
         ]
 
     def blocked_at(self, request: Request, engine: str) -> Blocked | None:
@@ -358,8 +370,8 @@ class PoolRoom:
         self.asked = request.id
         why, ceiling = Obstacle.TURN, ""
         if self.rivals is None or not self.rivals.has_turn(request, self._now):
-            if self._tree.limited and (full := self._tree.full_for(request)) is not None:
-                why, ceiling = Obstacle.CEILING, full.name
+            if self._tree.limited and (ceiling := self._full_for(request)):
+                why = Obstacle.CEILING
             elif self._working_set.has_room(request):
                 return None
             else:
@@ -367,6 +379,29 @@ class PoolRoom:
         blocked = Blocked.everywhere(request, engines, why)
         blocked.ceiling = ceiling
         return blocked
+
+    def _full_for(self, request: Request) -> str:
+        """Return the name of the full node that keeps a request from starting; "" if there is none.
+
+        A node is full for batch work while interactive work there waits for the end of other batch work: the request
+        would be preempted at once.
+        """
+        full = self._tree.full_for(request)
+        if full is not None:
+            return full.name
+        if request.can_wait and self._backlog is not None:
+            sequences = sum([ledger.sequences for ledger in self._backends.values()])
+            if self._preemption.may_stop_at_once(request, sequences, self._backlog.batch_share):
+                for waiting, node, _ in self._asleep_at():
+                    if self._tree.makes_room(request, waiting) and self._fits_below(waiting):
+                        return node
+        return ""
+
+    def _fits_below(self, request: Request) -> bool:
+        """Return whether the full node has room for a request once batch work that runs below is preempted."""
+        running = self._preemption.stoppable().items()
+        held = [(each, self._backends[engine].leases[id].held_tokens) for id, (each, engine, _) in running]
+        return self._tree.fits_without(request, held)
 
     def _standing(self, request: Request) -> Standing:
         is_alone, is_flooding = self._tree.standing(request)

@@ -37,10 +37,11 @@ MOVED_MAX: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The configuration of one pool. None keeps the present `policy`, `interactions`, `quotas` or `tree`.
+    """The configuration of one pool. None keeps the present `policy`, `weights`, `interactions`, `quotas` or `tree`.
 
     Attributes:
         slots: by engine, the sequences that it runs at once; None if that is learned.
+        weights: changed weights of tenants.
         interactions, quotas: counted over all pools. Their settings are replaced elsewhere.
     """
 
@@ -49,6 +50,7 @@ class Setup:
     overload: OverloadSettings
     slots: Mapping[str, int | None]
     policy: Policy | None = None
+    weights: Weights | None = None
     interactions: Interactions | None = None
     quotas: Quotas | None = None
     tree: Tree | None = None
@@ -78,11 +80,13 @@ def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Dec
         _hand_over(engine, setup.policy, time)
     if setup.tree is not None and setup.tree != requests.tree.terms:
         _regroup(engine, setup.tree)
+    if setup.weights is not None:
+        _reweigh(engine, setup.weights)
     engine.room.changed()
     return engine.woke(now)
 
 
-def reweigh(engine: AdmissionEngine, weights: Weights) -> None:
+def _reweigh(engine: AdmissionEngine, weights: Weights) -> None:
     """Replace the weights of tenants, for waiting requests too. Running requests are charged by their old weights.
 
     Requests of a key with a weight of its own keep that weight.
@@ -171,7 +175,7 @@ def move(source: AdmissionEngine, target: AdmissionEngine, request: Request, mov
     source.requests.handed_over(request, source.catch_up(now))
     moved.progress.norm = 0.0
     now = target.catch_up(now)
-    target.requests.taken_in(moved, now)
+    target.requests.admitted(moved, now)
     target.requests.waits.goes_on(wait, now)
     target.requests.waits_on(moved, now)
 

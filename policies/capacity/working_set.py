@@ -35,6 +35,7 @@ As long as K is not known, nothing waits.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
@@ -46,7 +47,6 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.output_lengths import APPS_MAX
 from policies.capacity.pace import SEEN_MIN, USUAL_S
 from policies.contexts import KeptShare, Kind, Kinds
-from policies.oldest_first import Listed, OldestFirst
 from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens
 from policies.tree.node import BATCH_CONTEXTS, CONTEXTS
 from policies.tree.pool_tree import PoolTree
@@ -61,7 +61,7 @@ OVER: Final = 1.0 + TOLERATED
 forecast varies about a full cache."""
 
 
-class Context(Listed):
+class Context:
     """The share of the KV cache of one interaction, or of one request outside interactions.
 
     An idle context outlives many interactions, so it keeps none: an interaction knows its contexts.
@@ -73,7 +73,6 @@ class Context(Listed):
     )  # fmt: skip
 
     def __init__(self, set: WorkingSet, tenant: str, kind: Kind, began_s: float) -> None:
-        self.line = None
         self.set: WorkingSet | None = set
         """The set that has the context; None once it is forgotten."""
         self.kind = kind
@@ -116,9 +115,9 @@ class WorkingSet:
         """Time of the last `expire`, and of the last start that entered without room."""
         self._count = 0
         """Number of contexts."""
-        self._idle: OldestFirst[Context] = OldestFirst()
+        self._idle: OrderedDict[Context, None] = OrderedDict()
         """Contexts that count though no call is under way, the longest idle first."""
-        self._parked: OldestFirst[Context] = OldestFirst()
+        self._parked: OrderedDict[Context, None] = OrderedDict()
         """Contexts that no longer count, and whose next call waits like a start."""
         self._returning = 0
         """Number of contexts of kinds whose calls return. If there are none, nothing is worth holding."""
@@ -227,7 +226,7 @@ class WorkingSet:
         turn_s = inf
         if first is not None and first.progress.wait is not None and not self._tree.contexts(first.flow.tenant):
             turn_s = max(first.progress.wait.since_s, self._entered_s) + self.hold_s
-        idle = self._idle.first
+        idle = next(iter(self._idle), None)
         idle_s = inf if idle is None else idle.idle_s + self.hold_s
         return min(idle_s, turn_s if turn_s > self._now else inf)
 
@@ -240,7 +239,7 @@ class WorkingSet:
             context = self._context_of(progress.interaction)
             if context is not None and not context.calls:
                 context.kind.return_rate.learn(1.0)
-            progress.parked = context is not None and context.line is self._parked
+            progress.parked = context is not None and context in self._parked
             if context is not None and progress.parked:
                 self._forget(context)
             else:
@@ -275,13 +274,13 @@ class WorkingSet:
         else:
             self._resize(context, context.kind.idle_tokens(context.held_tokens))
             context.idle_s = now
-            self._idle.append(context)
+            self._idle[context] = None
 
     def expire(self, now: float) -> None:
         """Forget the contexts that have been idle for `hold_s`. O(1) on average."""
         self._now = now
         for idle in (self._idle, self._parked):
-            while (context := idle.first) is not None and now >= context.idle_s + self.hold_s:
+            while (context := next(iter(idle), None)) is not None and now >= context.idle_s + self.hold_s:
                 context.kind.return_rate.learn(0.0)
                 self._forget(context)
 
@@ -334,9 +333,9 @@ class WorkingSet:
             if interaction is not None:
                 others = interaction.contexts and [one for one in interaction.contexts if one.set is not None]
                 interaction.contexts = (context, *others)
-        elif context.line is not None:
+        elif not context.calls:
             context.to_find_tokens = context.prompt_tokens if context.tokens else 0
-            context.leave()
+            self._leave(context)
         progress.context, progress.parked = context, False
         context.calls += 1
         expected = self._expected_tokens(request)
@@ -360,8 +359,13 @@ class WorkingSet:
             context.kind.held_tokens += more
             context.tokens = tokens
 
+    def _leave(self, context: Context) -> None:
+        """Take a context out of the idle and the parked ones."""
+        self._idle.pop(context, None)
+        self._parked.pop(context, None)
+
     def _forget(self, context: Context) -> None:
-        context.leave()
+        self._leave(context)
         context.set = None
         self._count -= 1
         self._returning -= context.returns
@@ -387,7 +391,8 @@ class WorkingSet:
             if not idle[most]:
                 del idle[most]
             self._resize(context, 0)
-            self._parked.append(context)
+            del self._idle[context]
+            self._parked[context] = None
 
     def _over_part(self, is_batch_over: bool, leaf: str) -> tuple[bool, float]:
         return over_part(leaf, self._tree.contexts_per_part(leaf), 1.0, is_batch_over=is_batch_over)

@@ -231,12 +231,12 @@ class Quotas:
             return ()
         return self._of_models.get(model, ()) if model else self._default
 
-    def refusal(self, request: Request, now: float) -> Refused | None:
-        """Return why this request is rejected; None if no member for which it counts is beyond a limit with it."""
-        return self._refusal(request, wanted(request), now)
+    def refusal(self, request: Request, now: float, *, is_counted: bool = False) -> Refused | None:
+        """Return why this request is rejected; None if no member for which it counts is beyond a limit with it.
 
-    def _refusal(self, request: Request, more: Measures, now: float) -> Refused | None:
-        """Return why the request is rejected if its members need these further amounts; None if it is not."""
+        `is_counted`: the counts include the request already.
+        """
+        more = NOTHING if is_counted else wanted(request)
         self._move(now)
         members = self.members(request.flow.tenant, request.quota_names)
         limits = self._standing(members, more, now)
@@ -304,10 +304,6 @@ class Quotas:
             for member in self.members(leaf)
             for rule in self.rules(member)
         }
-
-    def overrun(self, request: Request, now: float) -> Refused | None:
-        """Return why a request that is counted already exceeds a limit; None if it does not."""
-        return self._refusal(request, NOTHING, now)
 
     def of_past(self, used: Iterable[Used]) -> Iterator[tuple[int, str, int, Measures]]:
         """Yield window, member, bucket and amounts of earlier use, as if all was used at the end of its hour or day."""

@@ -130,20 +130,19 @@ class Throttle:
         self._user = _Level("user", lambda flow: (flow.tenant, flow.user), settings.user, window_s, members_max)
         self._app_user = _Level("app_user", lambda flow: flow, settings.app_user, window_s, members_max)
         self._app = _Level("app", lambda flow: flow[:2], settings.app, window_s, members_max)
-        self._levels = {"users": self._user, "app_users": self._app_user, "apps": self._app}
-        self.counts = {name: level.counts for name, level in self._levels.items()}
-        """Counts by the name of the level."""
+        self._levels = self._user, self._app_user, self._app
 
-    def __len__(self) -> int:
-        """Return the number of members in memory, over all levels."""
-        return sum(len(level.counts) for level in self._levels.values())
+    @property
+    def counts(self) -> dict[str, SlidingCounts]:
+        """Counts by the name of their level in the plural."""
+        return {f"{level.name}s": level.counts for level in self._levels}
 
     def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
         """Return why this request is rejected, and when it may come back; None if it may be queued. Counts nothing."""
         if not pressure.overloaded or request.progress.inside:
             return None
         flow, tokens = request.flow, request.prompt_tokens
-        for level in self._levels.values():
+        for level in self._levels:
             found = level.exceeded(flow, 1, tokens, now)
             if found is None or (level is self._app and self._has_part_left(flow, tokens, now)):
                 continue
@@ -160,11 +159,11 @@ class Throttle:
     def count(self, request: Request, now: float) -> bool:
         """Count a queued request. Return whether it is inside an interaction and its user is beyond a limit."""
         flow, is_inside = request.flow, request.progress.inside
-        for level in self._levels.values():
+        for level in self._levels:
             level.counts.at(now)
         last = self._app_user.counts.last(flow)
         is_new = last is None or last // PARTS != self._app_user.counts.bucket // PARTS
-        for level in self._levels.values():
+        for level in self._levels:
             amounts = (int(not is_inside), 1, request.prompt_tokens, int(level is self._app and is_new))
             level.counts.add(level.member(flow), amounts)
         return is_inside and self.is_beyond(request, now)
@@ -187,17 +186,16 @@ class Throttle:
         """Count the tokens of an ended request beyond its estimated prompt, which stays counted in any case."""
         tokens = service.prompt + service.output - request.prompt_tokens
         if tokens > 0:
-            for level in self._levels.values():
+            for level in self._levels:
                 level.counts.at(now)
                 level.counts.add(level.member(request.flow), (0, 0, tokens, 0))
 
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
         """Return counts and limits of the flow's user, of the user in this app, and of the app."""
-        return {name: number for one in self._levels.values() for name, number in one.explain(flow, now).items()}
+        return {name: number for one in self._levels for name, number in one.explain(flow, now).items()}
 
     def resume(self, before: Throttle) -> None:
         """Take over the counts of another throttle whose window is equally long."""
-        for level, other in zip(self._levels.values(), before._levels.values(), strict=True):
+        for level, other in zip(self._levels, before._levels, strict=True):
             if other.counts.window.longest_s == level.counts.window.longest_s:
                 level.counts = other.counts
-        self.counts = {name: level.counts for name, level in self._levels.items()}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from policies.request import ServiceTokens
 from policies.settings import setting
@@ -12,10 +13,8 @@ LONG_PROMPT: Final = 20_000.0
 """About the cost of computing one long document. A smaller window or quantum evicts prompts before they are used."""
 
 
-class Cost(Protocol):
-    """A service function. Zero for no service; never falls as prompt or output grow."""
-
-    def __call__(self, service: ServiceTokens) -> float: ...
+Cost = Callable[[ServiceTokens], float]
+"""A service function. Zero for no service; never falls as prompt or output grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +72,10 @@ class ServiceParams:
         False, "Limit a tenant that is ahead to its part of an engine's prefill while others' answers run there."
     )
 
+    def charges(self) -> Cost:
+        """Return the cost function that these settings name."""
+        return LinearCost(self.input_weight, self.output_weight, self.cached_weight)
+
 
 @dataclass(frozen=True, slots=True)
 class CostParams(ServiceParams):
@@ -86,6 +89,4 @@ class CostParams(ServiceParams):
 
     def charges(self) -> Cost:
         """Return the cost function that these settings name."""
-        if self.cost == "profiled":
-            return ProfiledCost()
-        return LinearCost(self.input_weight, self.output_weight, self.cached_weight)
+        return ProfiledCost() if self.cost == "profiled" else ServiceParams.charges(self)

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
-from policies.orders.cost import CACHED_WEIGHT, LONG_PROMPT, LinearCost, ServiceParams
+from policies.orders.cost import CACHED_WEIGHT, LONG_PROMPT, ServiceParams
 from policies.orders.vtc import CounterOrder
 from policies.placements.prefix_index import Prefix, PrefixIndex, tokens_of_blocks
 from policies.placements.siblings import Siblings
@@ -211,8 +211,7 @@ class Dlpm(CounterOrder):
         params = params or DlpmParams()
         self._prefixes = prefixes if prefixes is not None else PrefixIndex()
         self._matched = _MatchedBacklog(self._prefixes, engine, flows_max=flows_max, quantum=params.quantum)
-        cost = LinearCost(params.input_weight, params.output_weight, params.cached_weight)
-        super().__init__(params, flows_max, self._matched, cost, predict_output=False)
+        super().__init__(params, flows_max, self._matched)
         self._dispatched: Prefix = ()
         """Prefix of the request dispatched last, which its engine is expected to have cached by now."""
 

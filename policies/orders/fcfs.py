@@ -18,7 +18,6 @@ class Fcfs(Order):
     """The order of arrival. A flow with a long queue delays all others, and a head that does not fit holds up all."""
 
     def __init__(self, params: FcfsParams | None = None, *, flows_max: int = 10_000) -> None:
-        super().__init__()
         self._queue: OrderedDict[str, Request] = OrderedDict()
 
     def beside(self, engine: str) -> Fcfs:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from policies.limits.sliding_counts import SlidingCounts
 from policies.plain_data import Learned
@@ -32,14 +32,11 @@ from policies.queue.backlog import Backlog
 from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
 
 
-class Selection:
+class Selection(NamedTuple):
     """The request that goes next, and its engine."""
 
-    __slots__ = ("backend", "request")
-
-    def __init__(self, request: Request, backend: str) -> None:
-        self.request = request
-        self.backend = backend
+    request: Request
+    backend: str
 
 
 class Order(ABC):
@@ -51,24 +48,22 @@ class Order(ABC):
     """An engine is kept free for a head that fits nowhere. Otherwise `Backlog.others` bounds what passes the head."""
     knows_interactions: ClassVar[bool] = False
     """Requests must come with their `Claim` and their interaction."""
-
-    def __init__(self) -> None:
-        self.admits_wholes = False
-        """Starts of interactions wait for the working set, and calls inside interactions pass them."""
-        self.has_prefill_parts = False
-        """A tenant that is ahead begins no more prefill than its part while others' answers run (`PrefillParts`)."""
-        self.charges_ahead = False
-        """The expected output is charged at dispatch, so streamed output changes no counter until it is exceeded."""
-        self.passes = False
-        """A request that an engine has cached may go before the head."""
-        self.backlog: Backlog | None = None
-        """Counters of tenants and flows, which gateways compare; None if the order has none."""
-        self.units: tuple[object, object] = (None, None)
-        """Units of the counters of tenants, and of flows. An order with equal units may take the counters over."""
-        self.learned: Mapping[str, Learned] = {}
-        """Learned tables that survive a restart, by name."""
-        self.counts: Mapping[str, SlidingCounts] = {}
-        """Counts over time windows, by name. All gateways count together."""
+    admits_wholes: bool = False
+    """Starts of interactions wait for the working set, and calls inside interactions pass them."""
+    has_prefill_parts: bool = False
+    """A tenant that is ahead begins no more prefill than its part while others' answers run (`PrefillParts`)."""
+    charges_ahead: bool = False
+    """The expected output is charged at dispatch, so streamed output changes no counter until it is exceeded."""
+    passes: bool = False
+    """A request that an engine has cached may go before the head."""
+    backlog: Backlog | None = None
+    """Counters of tenants and flows, which gateways compare; None if the order has none."""
+    units: tuple[object, object] = (None, None)
+    """Units of the counters of tenants, and of flows. An order with equal units may take the counters over."""
+    learned: Mapping[str, Learned] = {}
+    """Learned tables that survive a restart, by name."""
+    counts: Mapping[str, SlidingCounts] = {}
+    """Counts over time windows, by name. All gateways count together."""
 
     def beside(self, engine: str) -> Order:
         """Return an order of this kind for one engine's queue, which shares what this order learns and counts.

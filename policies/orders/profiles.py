@@ -10,13 +10,12 @@ apps in its scope, then of the pool, then `NEUTRAL`: equal weights favour nobody
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from policies.averages import STEADY
+from policies.averages import Mean
 from policies.capacity.output_lengths import ENOUGH
 from policies.plain_data import fields, rows
-from policies.recent import adopt, trim
+from policies.recent import adopt, used
 
 NEUTRAL: Final = 1000.0
 """Worth assumed for a call of an app without a profile."""
@@ -28,18 +27,17 @@ row take an answer."""
 STAGES_MAX: Final = 32
 """Last stage with a mean of its own. Later stages count as this one."""
 ANY_STAGE: Final = 0
-ANY_APP, WHOLE_SCOPE, WHOLE_POOL = "", STAGES_MAX + 1, STAGES_MAX + 2
+ANY_APP, WHOLE_SCOPE = "", STAGES_MAX + 1
 
 
-class _Worth:
+class _Worth(Mean):
     """Mean worth of the calls of one population. In equation 2 the mean of a sum is the sum of the means."""
 
-    __slots__ = ("mean", "norm", "seen")
+    __slots__ = ("norm",)
 
-    def __init__(self, seen: int = 0, mean: float = 0.0) -> None:
-        self.seen = seen
-        self.mean = mean
-        self.norm = max(1.0, mean)
+    def __init__(self, seen: int = 0, value: float = 0.0) -> None:
+        super().__init__(value, seen)
+        self.norm = max(1.0, value)
         """Mean as of the last answer, clamped by `CLAMP`; not clamped between a restart and the next answer."""
 
 
@@ -49,22 +47,10 @@ class Profiles:
     Bounded: beyond `populations_max` populations, the one longest without an answer is forgotten.
     """
 
-    def __init__(
-        self,
-        units: tuple[float, float, float] = (1.0, 2.0, 1.0),
-        weights: Mapping[str, float | Sequence[float]] | None = None,
-        *,
-        populations_max: int = 16_384,
-    ) -> None:
-        """Create empty profiles.
-
-        Args:
-            units: alpha, beta and gamma.
-            weights: w by app, where the configuration fixes it (`orders.wsc.WscParams`).
-        """
+    def __init__(self, units: tuple[float, float, float] = (1.0, 2.0, 1.0), *, populations_max: int = 16_384) -> None:
+        """Create empty profiles. `units`: alpha, beta and gamma."""
         self.units = units
         self._populations_max = populations_max
-        self._fixed = {app: stages(each) for app, each in (weights or {}).items()}
         self._worths: OrderedDict[tuple[str, str, int], _Worth] = OrderedDict()
         self._pool = _Worth()
 
@@ -78,8 +64,6 @@ class Profiles:
 
     def norm(self, scope: str, app: str, stage: int) -> float:
         """Return the worth of a normal call of this app at this stage, greater than 0."""
-        if self._fixed and (fixed := self._fixed.get(app)) is not None:
-            return fixed[min(stage, len(fixed)) - 1]
         worths = self._worths
         own = worths.get((scope, app, stage if stage < STAGES_MAX else STAGES_MAX))
         if own is not None and own.seen >= ENOUGH:
@@ -91,33 +75,25 @@ class Profiles:
 
     def learn(self, scope: str, app: str, stage: int, worth: float) -> None:
         """Learn the worth of a call that got its complete answer."""
-        worths, usual = self._worths, 0.0
-        own_app, own_stage = (scope, app, ANY_STAGE), (scope, app, min(stage, STAGES_MAX))
-        for key in ((scope, ANY_APP, WHOLE_POOL), (scope, ANY_APP, WHOLE_SCOPE), own_app, own_stage):
-            own = self._pool if key[2] == WHOLE_POOL else worths.get(key)
-            if own is None:
-                own = worths[key] = _Worth()
-                trim(worths, self._populations_max)
-            elif own is not self._pool:
-                worths.move_to_end(key)
-            own.seen += 1
-            mean = own.mean
-            if own.seen <= ENOUGH:
-                own.mean = mean + (worth - mean) / own.seen
-            else:
-                own.mean = mean + max(1.0 / own.seen, STEADY) * (min(worth, OUTLIER * mean + 1.0) - mean)
-            if key[2] >= WHOLE_SCOPE:
-                usual = max(1.0, own.mean)
-            own.norm = max(1.0, min(max(own.mean, usual / CLAMP), usual * CLAMP))
+        worths, most = self._worths, self._populations_max
+        whole = used(worths, (scope, ANY_APP, WHOLE_SCOPE), _Worth, most)
+        of_app = used(worths, (scope, app, ANY_STAGE), _Worth, most)
+        of_stage = used(worths, (scope, app, min(stage, STAGES_MAX)), _Worth, most)
+        for own in (self._pool, whole, of_app, of_stage):
+            own.learn(worth if own.seen < ENOUGH else min(worth, OUTLIER * own.value + 1.0))
+        self._pool.norm = max(1.0, self._pool.value)
+        usual = whole.norm = max(1.0, whole.value)
+        for own in (of_app, of_stage):
+            own.norm = max(1.0, min(max(own.value, usual / CLAMP), usual * CLAMP))
 
     # --- across restarts ---
 
     def snapshot(self) -> dict[str, object]:
         """Return plain data: by scope, app and stage, the number of calls and their mean worth."""
-        pool: list[Any] = [self._pool.seen, self._pool.mean]
+        pool: list[Any] = [self._pool.seen, self._pool.value]
         return {
             "units": list(self.units),
-            "worths": [[*key, own.seen, own.mean] for key, own in self._worths.items()],
+            "worths": [[*key, own.seen, own.value] for key, own in self._worths.items()],
             "pool": [pool],
         }
 
@@ -137,8 +113,3 @@ class Profiles:
         adopt(self._worths, worths, self._populations_max)
         if self._pool.seen < pool.seen:
             self._pool = pool
-
-
-def stages(weights: float | Sequence[float]) -> tuple[float, ...]:
-    """Return the weight of each stage of an app. The last weight is that of all later stages."""
-    return tuple(weights) if isinstance(weights, Sequence) else (weights,)

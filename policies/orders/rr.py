@@ -41,5 +41,5 @@ class Rr(CounterOrder):
 
     def __init__(self, params: RrParams | None = None, *, flows_max: int = 10_000) -> None:
         params = params or RrParams()
-        backlog = Backlog(flows_max=flows_max, quantum=params.quantum)
-        super().__init__(params, flows_max, backlog, params.charges(), predict_output=params.predict_output)
+        super().__init__(params, flows_max, Backlog(flows_max=flows_max, quantum=params.quantum))
+        self.charges_ahead = params.predict_output

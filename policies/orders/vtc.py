@@ -74,8 +74,7 @@ class VtcParams(CounterParams):
 class CounterOrder(Order):
     """Base of all orders that count service: the head of the backlog goes next, within the window."""
 
-    def __init__(self, params: Any, flows_max: int, backlog: Backlog, cost: Cost, *, predict_output: bool) -> None:
-        super().__init__()
+    def __init__(self, params: Any, flows_max: int, backlog: Backlog) -> None:
         self._params = params
         self._flows_max = flows_max
         backlog.batch_share = params.batch_guaranteed_share
@@ -83,9 +82,8 @@ class CounterOrder(Order):
         self.passes = backlog.tenants.window > 0.0
         self._backlog = backlog
         self.backlog = backlog
-        self._cost = cost
-        self.units = (cost, cost)
-        self.charges_ahead = predict_output
+        self._cost: Cost = params.charges()
+        self.units = (self._cost, self._cost)
 
     def beside(self, engine: str) -> Order:
         of_this_kind: Any = type(self)
@@ -134,4 +132,5 @@ class Vtc(CounterOrder):
     def __init__(self, params: VtcParams | None = None, *, flows_max: int = 10_000) -> None:
         params = params or VtcParams()
         backlog = Backlog(flows_max=flows_max, windows=(params.window_tokens, params.window_tokens))
-        super().__init__(params, flows_max, backlog, params.charges(), predict_output=params.predict_output)
+        super().__init__(params, flows_max, backlog)
+        self.charges_ahead = params.predict_output

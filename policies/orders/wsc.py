@@ -23,11 +23,10 @@ From then on it grows by at most what it has dispatched, expected or true.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from policies.orders.cost import CostParams, charged_input
-from policies.orders.profiles import Profiles, stages
+from policies.orders.profiles import Profiles
 from policies.orders.vtc import CounterOrder, window_tokens_setting
 from policies.queue.backlog import Backlog
 from policies.request import Request, ServiceTokens
@@ -42,7 +41,6 @@ class WscParams(CostParams):
     conventions". Those conventions charge more for output than for input, so beta and gamma may be swapped in print.
 
     Attributes:
-        weights: w by app, for all its stages or one for each (the last is used for all later stages); not learned.
         across_tenants: also compare tenants in normal calls, as the paper compares all users. Normal calls are then
             learned from all tenants together, and a tenant can gain by claiming a heavier app.
     """
@@ -57,22 +55,11 @@ class WscParams(CostParams):
         most=1000,
     )
     gamma: float = setting(1.0, "Weight of output tokens.", least=0, most=1000)
-    weights: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     across_tenants: bool = False
     window_tokens: float = window_tokens_setting()
     window_calls: float = setting(
         1.0, "Normal calls by which a user may go ahead of the tenant's other users in that way.", least=0, most=1e6
     )
-
-    def __post_init__(self) -> None:
-        for name in ("alpha", "beta", "gamma"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"wsc: {name} is {getattr(self, name)}; it cannot be negative")
-        if not self.alpha + self.gamma > 0:
-            raise ValueError("wsc: alpha and gamma are both 0: no call would cost anything")
-        for app, weights in self.weights.items():
-            if not (of_app := stages(weights)) or not all(weight > 0 for weight in of_app):
-                raise ValueError(f"wsc: the weights of app '{app}' are {weights}; each must be greater than 0")
 
 
 class Wsc(CounterOrder):
@@ -84,12 +71,12 @@ class Wsc(CounterOrder):
         params = params or WscParams()
         self._is_across = across = params.across_tenants
         self._cached_weight = params.cached_weight
-        cost = params.charges()
         windows = (params.window_calls if across else params.window_tokens, params.window_calls)
-        super().__init__(params, flows_max, Backlog(flows_max=flows_max, windows=windows), cost, predict_output=True)
+        super().__init__(params, flows_max, Backlog(flows_max=flows_max, windows=windows))
+        self.charges_ahead = True
         calls = (params.alpha, params.beta, params.gamma)
-        self.units = (calls if across else cost, calls)
-        self.profiles = Profiles(calls, params.weights, populations_max=max(1, flows_max // 4))
+        self.units = (calls if across else self._cost, calls)
+        self.profiles = Profiles(calls, populations_max=max(1, flows_max // 4))
         self.learned = {"profiles": self.profiles}
 
     def share(self, other: CounterOrder) -> None:

@@ -122,7 +122,7 @@ class Backlog:
 
     def lines(self) -> tuple[Counters[TenantMember], Counters[TenantMember]]:
         """Return the counters of both classes, in the order in which the classes go."""
-        return (self.batch, self.tenants) if self.owed > self.usual_service else (self.tenants, self.batch)
+        return (self.batch, self.tenants) if self.owes_batch else (self.tenants, self.batch)
 
     def _owe(self, service: float) -> None:
         """Add to the service owed to batch work, capped at two usual requests."""

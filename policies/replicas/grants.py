@@ -52,8 +52,6 @@ class GrantedEngines:
         self._granted: dict[str, _Granted] = {}
         self._reported = list(ledgers)
         """Names of the engines in the last report, in order."""
-        self._replicas = 1
-        """Gateways in front of the engines, this one included."""
         self.follow()
 
     def follow(self) -> None:
@@ -74,9 +72,8 @@ class GrantedEngines:
         self._reported = list(self._ledgers)
         return [_holding(one, head, waiting, now) for one in self._ledgers.values()]
 
-    def receive(self, grants: Sequence[Grant], replicas: int, now: float) -> None:
+    def receive(self, grants: Sequence[Grant], now: float) -> None:
         """Apply grants, in the order of the last `holdings`, until the next sync round or for `TRUST_S`."""
-        self._replicas = max(1, replicas)
         for name, grant in zip(self._reported, grants, strict=True):
             ledger, granted = self._ledgers.get(name), self._granted.get(name)
             if ledger is None or granted is None:
@@ -85,8 +82,10 @@ class GrantedEngines:
             ledger.allowed_until_s = now + TRUST_S
             granted.note(grant, now)
 
-    def cut_off(self) -> None:
+    def cut_off(self, replicas: int) -> None:
         """Go on with the average of the recent grants, as the other gateways do, while no reply comes from the store.
+
+        `replicas`: gateways in front of the engines, this one included.
 
         Without any earlier grant the whole engine is used, and only gauges show the requests of others. A gateway that
         had nothing to send was granted nothing. Such a gateway goes on with an equal part, or it could never send.
@@ -107,8 +106,8 @@ class GrantedEngines:
             half = ledger.kv.held_tokens / ledger.sequences / 2 if ledger.sequences else 0.0
             tokens = round(granted.usual_tokens + half)
             if granted.usual_sequences < 1:
-                whole = ledger.slots.count // self._replicas
-                tokens = max(tokens, ledger.kv.limit_tokens() // self._replicas)
+                whole = ledger.slots.count // replicas
+                tokens = max(tokens, ledger.kv.limit_tokens() // replicas)
             ledger.allowance = Grant(max(1, whole), tokens, sharers=ledger.allowance.sharers)
 
 

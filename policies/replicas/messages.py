@@ -45,10 +45,6 @@ class Standing(NamedTuple):
     is_owed: bool = False
     """Batch as a whole has received less than its guaranteed share, so that this batch request goes before others."""
 
-    def can_wait(self) -> bool:
-        """Return whether the request is of class batch."""
-        return is_batch(self.tenant)
-
     def _line(self) -> int:
         return 0 if self.is_owed else 1 + is_batch(self.tenant)
 

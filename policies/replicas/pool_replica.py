@@ -13,7 +13,7 @@ from policies.replicas.messages import REPORTED_MAX, Charge, Left, ReplicaReport
 from policies.replicas.schedule import INTERVAL_S, WAITS_S
 from policies.replicas.shared_counters import AHEAD_S, SharedCounters
 from policies.replicas.tallies import SharedCounts
-from policies.request import Request
+from policies.request import Request, is_batch
 
 MAKES_ROOM_S: Final = 4 * INTERVAL_S
 """Least time between two preemptions of batch work for other gateways: they first learn of the room and use it."""
@@ -98,13 +98,13 @@ class PoolReplica:
         counted = iter(view.counted)
         for counts in self._counts:
             counts.receive(counted, is_forgotten=view.is_forgotten)
-        self._grants.receive(view.grants, view.replicas, asked_s)
-        self._replicas = view.replicas
+        self._grants.receive(view.grants, asked_s)
+        self._replicas = max(1, view.replicas)
         engine.requests.tree.set_elsewhere(view.usage)
         engine.room.changed()
         decisions = engine.woke(now)
         elsewhere = view.next_elsewhere
-        if elsewhere is not None and not elsewhere.can_wait() and asked_s >= self._made_room_s + MAKES_ROOM_S:
+        if elsewhere is not None and not is_batch(elsewhere.tenant) and asked_s >= self._made_room_s + MAKES_ROOM_S:
             made = engine.wanted_elsewhere(now)
             self._made_room_s = asked_s if made else self._made_room_s
             decisions = [*decisions, *made]
@@ -115,7 +115,7 @@ class PoolReplica:
         self._next_elsewhere = None
         if self._counters is not None:
             self._counters.wait_elsewhere((), self._replicas)
-        self._grants.cut_off()
+        self._grants.cut_off(self._replicas)
         self._engine.requests.tree.set_elsewhere((), self._replicas)
         self._engine.room.changed()
         return self._engine.woke(now)

@@ -34,7 +34,7 @@ class SharedInteractions:
         The strongest key comes first; of a raw prompt, the longest beginning.
         """
         claim, idle_s = request.claim, self.interactions.settings.idle_s
-        weak, asked_s = claim.keys.weak, IDLE_S_AWAITED if idle_s == "auto" else idle_s
+        weak, asked_s = claim.keys.weak, IDLE_S_AWAITED if idle_s is None else idle_s
         return [
             CallDelta(_name(request.flow, key), 0, 0, 0.0, PACE_S_MAX if key in weak else asked_s, False)
             for key in _keys(claim)
@@ -49,7 +49,7 @@ class SharedInteractions:
             key = (flow.app, flow.user, asked)
             if not self.interactions.is_open(flow.tenant, key):
                 interaction = self.interactions.open(flow, key, now)
-                self.interactions.watch(interaction, now)
+                self.interactions.wait(interaction)
                 interaction.calls, interaction.tokens = interaction.reported = (known.calls, known.tokens)
                 interaction.began_s = now - known.age_s
             return

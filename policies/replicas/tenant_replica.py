@@ -143,7 +143,9 @@ class TenantReplica:
         asked, self._asked = list(self._asked.values()), {}
         admitted = []
         for one in reversed(asked):
-            refused = self._quotas.quotas.overrun(one.request, now) if self._quotas is not None else None
+            refused = (
+                self._quotas.quotas.refusal(one.request, now, is_counted=True) if self._quotas is not None else None
+            )
             if refused is None:
                 admitted.append(one)
             else:

@@ -168,11 +168,26 @@ class PoolTree:
         If the node is at its ceiling, each request below the node makes room. If the free room is kept for others, each
         request makes room that runs below no node with a kept part.
         """
-        found = self._full_resource(waiting)
+        full = self._full_resource(waiting)
+        return full is not None and self._frees(running, full)
+
+    def _frees(self, running: Request, full: tuple[Node, int, bool]) -> bool:
         path = self._path(self._node_of(running))
-        if found is not None and found[2]:
-            return found[0] in path
-        return not any([each.kept_share for each in path])
+        return full[0] in path if full[2] else not any([each.kept_share for each in path])
+
+    def fits_without(self, waiting: Request, running: Iterable[tuple[Request, int]]) -> bool:
+        """Return whether a request that a full node keeps from starting has room there after the end of others.
+
+        `running`: the others, with the KV tokens held.
+        """
+        full = self._full_resource(waiting)
+        if full is None:
+            return True
+        node, resource, is_at_ceiling = full
+        freed = sum([(one.sequences, tokens)[resource] for one, tokens in running if self._frees(one, full)])
+        free = node.most[resource] - node.used[resource] if is_at_ceiling else node.available(resource)
+        needed = (waiting.sequences, waiting.prompt_tokens)[resource]
+        return needed <= free + freed + ROUNDING or (is_at_ceiling and freed >= node.used[resource])
 
     @staticmethod
     def _path(node: Node | None) -> list[Node]:

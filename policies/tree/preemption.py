@@ -97,7 +97,27 @@ class Preemption:
 
         `share`: as for `choose`.
         """
-        return _expected_tokens(request) <= share * self.received_tokens + self.at_once_tokens - self.wasted_tokens
+        return _expected_tokens(request) <= self._left_tokens(share)
+
+    def _left_tokens(self, share: float, coming_tokens: int = 0) -> float:
+        """Return the tokens that may still be wasted, after a start of `coming_tokens` expected ones."""
+        at_once_tokens = max(self.at_once_tokens, self._running_tokens + coming_tokens)
+        return share * self.received_tokens + at_once_tokens - self.wasted_tokens
+
+    def stoppable(self) -> dict[str, tuple[Request, str, int]]:
+        """Return the running requests that were not yet to be preempted. If one of those runs on, its client has seen
+        something of the answer.
+        """
+        return {id: one for id, one in self.running.items() if id not in self._asked}
+
+    def may_stop_at_once(self, request: Request, sequences: int, share: float) -> bool:
+        """Return whether the bounds would allow to preempt the request right after its start.
+
+        `sequences`, `share`: as for `choose`, before the start.
+        """
+        of_it = sum([one.sequences for one, _, _ in self.stoppable().values()])
+        is_spared = of_it < share * (sequences + request.sequences)
+        return not is_spared and request.prompt_tokens <= self._left_tokens(share, _expected_tokens(request))
 
     def is_kept_free(self, request: Request, engine: str) -> bool:
         """Return whether the request would take room at this engine that a preemption has freed."""
@@ -131,14 +151,13 @@ class Preemption:
         place = tuple(engines), node
         if place in self._none:
             return None
-        # A request that runs on although it was to be preempted has sent something to its client.
-        running = {id: one for id, one in self.running.items() if id not in self._asked}
+        running = self.stoppable()
         used: dict[str, int] = {}
         for request, _, _ in running.values():
             used[request.flow.tenant] = used.get(request.flow.tenant, 0) + request.sequences
         of_it = sum(used.values())
         tokens = {id: service.prompt + service.output for id, service in ((id, received(id)) for id in running)}
-        left = share * self.received_tokens + self.at_once_tokens - self.wasted_tokens
+        left = self._left_tokens(share)
         found = [
             request
             for id, (request, engine, _) in running.items()

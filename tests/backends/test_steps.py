@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backends.step_feed import LATE_S, _Clock, _FeedLost, _InvalidMessage, _StepStream
+from backends.step_feed import LATE_S, _Clock, _FeedFault, _StepStream
 from backends.vllm_plugin.steps import LISTENERS_MAX, Rank, Steps
 from policies.capacity.gauges import Gauges
 
@@ -137,14 +137,14 @@ def test_no_clock_makes_a_message_newer_than_its_coming() -> None:
     ids=lambda line: repr(line[:60]),
 )
 def test_nonsense_is_wrong(line: bytes) -> None:
-    with pytest.raises(_InvalidMessage):
+    with pytest.raises(_FeedFault, match="cannot be right"):
         connection().feed(line, 50.0)
 
 
 def test_another_start_amid_a_connection_ends_it() -> None:
     lines = connection()
     lines.feed(message(1), 50.0)
-    with pytest.raises(_FeedLost):
+    with pytest.raises(_FeedFault, match="has ended"):
         lines.feed(message(2, start="b", ranks=rank(prompt_tokens_total=0)), 50.1)
 
 

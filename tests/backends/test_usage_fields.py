@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.answers.answer_usage import Usage, is_drained, made_bytes, read_answer, usage_finder, usage_found
+from backends.answers.answer_usage import Usage, made_bytes, read_answer, usage_finder, usage_found
 
 BODIES = {
     "chat": (
@@ -71,11 +71,9 @@ def test_what_was_made_is_the_text_and_not_what_is_around_it(body: bytes, made: 
 
 def test_only_an_abort_without_tokens_is_a_drain() -> None:
     drained = b'{"choices":[{"finish_reason":"abort"},{"finish_reason":"abort"}],"usage":{"completion_tokens":0}}'
-    assert is_drained(drained)
-    assert not is_drained(drained.replace(b'"abort"', b'"stop"', 1))
-    assert not is_drained(drained.replace(b":0", b":5"))
-    assert not is_drained(b'{"choices":[]}')
-    assert not is_drained(b"not JSON")
+    assert read_answer(drained).is_drained
+    others = drained.replace(b'"abort"', b'"stop"', 1), drained.replace(b":0", b":5"), b'{"choices":[]}', b"not JSON"
+    assert not any(read_answer(body).is_drained for body in others)
 
 
 @pytest.mark.parametrize(

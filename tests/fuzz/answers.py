@@ -11,7 +11,7 @@ from backends.client.call import UpstreamCall
 from backends.client.upstream import UpstreamPool, _Connection
 from backends.engines.vllm import VllmAdapter
 from backends.health import read_models
-from backends.step_feed import _Clock, _FeedLost, _InvalidMessage, _StepStream
+from backends.step_feed import _Clock, _FeedFault, _StepStream
 from backends.upstream_errors import UpstreamError
 from gateway.proxy.engine_errors import OWN_ERROR_EVENTS, engine_error
 from tests.fuzz.harness import Harness
@@ -183,4 +183,4 @@ HARNESSES += (
 )
 HARNESSES += (Harness("head", read_head, (), _HEAD), Harness("metrics", read_metrics, (), _METRICS))
 HARNESSES += (Harness("cards", read_cards, (UpstreamError,), _COMMON + _CARDS, memory_ratio_max=40.0),)
-HARNESSES += (Harness("steps", read_steps, (_InvalidMessage, _FeedLost), _COMMON + _STEPS),)
+HARNESSES += (Harness("steps", read_steps, (_FeedFault,), _COMMON + _STEPS),)

@@ -30,7 +30,11 @@ def read_requests(data: bytes) -> None:
 
 def _wire(request: HttpRequest | None) -> tuple[object, ...]:
     """What was read of it."""
-    return () if request is None else (request.method, request.target, request.headers, request.body, request.version)
+    return (
+        ()
+        if request is None
+        else (request.method, request.head.target, request.headers, request.body, request.head.version)
+    )
 
 
 def _read(cut: list[bytes], *, anew: bool = False) -> list[HttpRequest | None]:

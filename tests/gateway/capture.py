@@ -158,6 +158,7 @@ def answer(body: bytes, *more: bytes, status: bytes = b"200 OK", kind: bytes = b
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
+OK = answer(b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}')
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 STREAM_END = b"0\r\n\r\n"
 

@@ -31,6 +31,9 @@ from tests.faulty_engine import Faults, FaultyEngine
 from tests.waiting import WAIT_S, until
 
 MODEL = "simulated"
+CHAT = "/v1/chat/completions"
+LEAK_S = 60.0
+"""What is still held of a request so long after its client has left is lost."""
 
 SMALL = EngineProfile(
     name="small",
@@ -227,8 +230,11 @@ class Starter:
         resolver: Resolver = resolve,
         **fields: Any,
     ) -> AsyncIterator[Live]:
-        """`trusting`: how its client speaks TLS. `worker_slot`: its place beside other workers. `load`: what a
-        reload reads. `resolver`: looks up the addresses of names."""
+        """Run it until the end of the block. Nothing may be left of any request then.
+
+        `trusting`: how its client speaks TLS. `worker_slot`: its place beside other workers. `load`: what a reload
+        reads. `resolver`: looks up the addresses of names.
+        """
         config = self.config(*urls, **fields)
         gateway = Gateway(config, worker_slot=worker_slot, load=load, resolver=resolver)
         connector = aiohttp.TCPConnector(limit=0, ssl=trusting or True)
@@ -240,6 +246,10 @@ class Starter:
                     await until(lambda: "no answer within" not in str(gateway.not_ready()))
                 live.watch_charges()
                 yield live
+                await http.close()  # so that whoever still waits has left
+                if config.usage is None:  # else a batch may be amid its lines
+                    async with asyncio.timeout(LEAK_S):
+                        await until(live.holds_nothing)
             finally:
                 async with asyncio.timeout(WAIT_S):  # a connection that was lost sight of would hold it for ever
                     await gateway.stop(0)

@@ -6,23 +6,17 @@ import errno
 import json
 import os
 import stat
-from pathlib import Path
 
 import pytest
 
 from gateway.config.sections.keys import hash_key
 from gateway.telemetry import log_writer
-from tests.gateway.capture import Upstream, answer, replies
-from tests.gateway.live import Live, Starter, chat, raw_exchange, until
+from tests.gateway.capture import OK, Upstream, replies
+from tests.gateway.live import Starter, chat, raw_exchange, until
 from tests.http.http_raw import status_of
 from tests.kit.pipes import piped
 
-OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
 LOST = ("fairgate_access_log_lines_lost_total",)
-
-
-async def _last_lines_lost(live: Live) -> float:
-    return (await live.metrics())[LOST]
 
 
 async def test_a_reader_of_standard_output_that_stalls_stops_nobody(
@@ -34,7 +28,7 @@ async def test_a_reader_of_standard_output_that_stalls_stops_nobody(
             for _ in range(60):  # some 30 kB of lines, of which the pipe takes 4 and the buffer 20
                 assert (await live.ask("/v1/chat/completions", chat())).status == 200
                 live.gateway._access_log.flush()
-            lost = await _last_lines_lost(live)
+            lost = (await live.metrics())[LOST]
             assert lost > 0
             found = b""
             while "were lost" not in caplog.text:
@@ -42,7 +36,7 @@ async def test_a_reader_of_standard_output_that_stalls_stops_nobody(
             assert f"{lost:.0f} lines of the access log were lost" in caplog.text
             last = (await live.ask("/v1/chat/completions", chat())).headers["x-request-id"]
             found += await pipe.said(last.encode())
-            assert await _last_lines_lost(live) == lost
+            assert (await live.metrics())[LOST] == lost
     lines = [json.loads(line) for line in found.splitlines()]
     assert len(lines) == 61 - lost
     assert lines[-1]["request_id"] == last
@@ -61,7 +55,7 @@ async def test_a_disk_that_is_full_stops_nobody(start: Starter, caplog: pytest.L
         for _ in range(3):
             assert (await live.ask("/v1/chat/completions", chat())).status == 200
         await until(lambda: os.strerror(errno.ENOSPC) in caplog.text)  # the thread of another gateway may end here, too
-        assert await _last_lines_lost(live) > 0
+        assert (await live.metrics())[LOST] > 0
 
 
 async def test_a_log_is_for_its_owner_only(start: Starter) -> None:
@@ -69,12 +63,7 @@ async def test_a_log_is_for_its_owner_only(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url, state_file=str(state)) as live:
         assert (await live.ask("/v1/chat/completions", chat())).status == 200
         await live.lines(1)
-        assert _mode(live.log) == 0o600
-    assert _mode(state) == 0o600
-
-
-def _mode(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
+    assert [stat.S_IMODE(os.stat(path).st_mode) for path in (live.log, state)] == [0o600] * 2
 
 
 HEAD = b"Host: x\r\nConnection: close\r\n"

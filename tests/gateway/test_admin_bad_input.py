@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.gateway.live import Live, Starter, raw_exchange, simulated
-from tests.kit.keys import TOKEN, issuing
+from tests.kit.keys import TOKEN
 
 LOCAL = b"Host: localhost"
 HOSTS = [
@@ -23,12 +23,6 @@ TIMES = [
 TARGETS = ["*", "http://[/usage", "http://a:b/usage", "//", "/%", "/%00", "/explain/%ff", "/drain/%00", "/usage?by=%ff"]
 ORIGINS = ["http://[", "http://[::1", "http://a]b", "null", "", "http://a:b", "\xff"]
 FIELDS = ["Last-Event-ID: x", "Authorization: Bearer \xff", "Accept: \xff", "Range: bytes=9-1", "Forwarded: ["]
-KEYS = [
-    *(b"\xff", b"null", b"[" * 100_000, b'{"tenant":"\\ud800","weight":1}', b'{"tenant":"a\\u0000","weight":1}'),
-    *(b'{"tenant":"a","weight":1,"%b":["\\ud800"]}' % name for name in (b"apps", b"models", b"\\ud800")),
-    *(b'{"tenant":"a","weight":%b}' % weight for weight in (b"NaN", b"1e400", b"9" * 5000)),
-    b'{"tenant":"a","weight":1,"expires":"9999-12-31T23:59-14:00"}',
-]
 
 
 async def status(live: Live, line: str, *fields: bytes, body: bytes = b"") -> int:
@@ -67,15 +61,8 @@ async def test_no_head_is_a_fault_of_the_gateway(start: Starter, tmp_path: Path,
             assert await status(live, "GET /state HTTP/1.1", LOCAL, field.encode("latin-1")) < 500, field
 
 
-async def test_no_terms_of_a_key_are_a_fault_of_the_gateway(start: Starter) -> None:
-    async with issuing(start) as (_, live):
-        asks = b"Authorization: Bearer " + TOKEN.encode()
-        for body in KEYS:
-            assert await status(live, "POST /keys HTTP/1.1", LOCAL, asks, body=body) in (201, 400), body[:80]
-
-
 async def test_what_is_no_http_leaves_no_traceback(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
-    asks = b"POST /keys HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + TOKEN.encode() + b"\r\n"
+    asks = b"POST /reload HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + TOKEN.encode() + b"\r\n"
     sent = [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
         b"GET //[ HTTP/1.1\r\nHost: localhost\r\n\r\n", asks + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",

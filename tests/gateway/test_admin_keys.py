@@ -1,4 +1,4 @@
-"""Keys without Redis: made, listed and revoked by HTTP and by command, in effect at every gateway of one database."""
+"""Keys made, listed and revoked while gateways run, in effect at every gateway of one table."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from gateway.config.model import TenantConfig
 from gateway.config.sections.keys import hash_key, new_key
-from gateway.keys.identity import Keyring
+from gateway.keys.issuance import KeyRefused, make_keys
 from gateway.proxy.exchange import Exchange
+from gateway.storage.store_errors import StoreUnavailable
 from policies.request import of_batch
 from tests.commands import run
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
-from tests.gateway.live import MODEL, Starter, chat, simulated, until
+from tests.gateway.live import MODEL, Starter, chat, until
 from tests.kit.held import Held, one_at_a_time
-from tests.kit.keys import MOMENT, NAMED, OK, TENANTS, TOKEN, admin, answers, issuing, made, rotated
+from tests.kit.keys import MOMENT, NAMED, OK, TENANTS, TOKEN, admin, answers, issuing, listed, made, revoked, rotated
 from tests.kit.served import config_file
 from tests.postgres_server import Databases, PostgresServer
 from tests.redis_server import RedisServer
@@ -41,7 +41,7 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path, databases: Datab
 
 
 async def test_keys_are_made_and_revoked_at_every_gateway(start: Starter, place: dict[str, str]) -> None:
-    fields: dict[str, Any] = {"tenants": TENANTS, "admin_token": TOKEN, **place}
+    fields: dict[str, Any] = {"tenants": TENANTS, **place}
     async with (
         Upstream(replies(OK)) as upstream,
         start(upstream.url, **fields) as one,
@@ -49,12 +49,7 @@ async def test_keys_are_made_and_revoked_at_every_gateway(start: Starter, place:
     ):
         terms = {"tenant": "bob", "apps": ["chat", "batch"], "models": [MODEL], "expires": "9000-01-31", "weight": 4}
         terms |= {"label": "laptop of Ann", "class": "batch"}
-        got = await admin(one, "POST", "/keys", terms)
-        assert got.status == 201
-        key = got.json["key"]
-        terms["created"] = got.json["created"]
-        assert datetime.fromisoformat(terms["created"]).tzinfo is not None
-        assert got.json == {**terms, "hash": hash_key(key), "key": key}
+        key = await made(one, **terms)
         for live in (one, two):
             await answers(live, key, 200, x_fairgate_app="batch")
         asked = (await one.ask("/v1/chat/completions", chat(), key=key)).headers["x-request-id"]
@@ -65,19 +60,22 @@ async def test_keys_are_made_and_revoked_at_every_gateway(start: Starter, place:
         line = (await one.lines(1))[-1]
         assert (line["tenant"], line["weight"], line["app"]) == ("bob", 4.0, "chat")
 
-        listed = (await admin(two, "GET", "/keys")).json["keys"]
+        known = await listed(two)
+        terms["created"] = known[1]["created"]
+        assert datetime.fromisoformat(terms["created"]).tzinfo is not None
         of_config = {"tenant": "alice", "apps": ["default"], "class": "interactive", "from": "config"}
-        assert listed == [
+        assert known == [
             {**of_config, "hash": hash_key(NAMED), "revoked": False},
             {**terms, "hash": hash_key(key), "from": "redis" if "state" in place else "database", "revoked": False},
         ]
         for name in (hash_key(key), hash_key(NAMED)):
-            assert (await admin(two, "DELETE", f"/keys/{name}")).json == {"hash": name, "revoked": True}
+            await revoked(two, name)
         for live in (one, two):
             await answers(live, key, 401)
             await answers(live, NAMED, 401)
-        assert [each["revoked"] for each in (await admin(one, "GET", "/keys")).json["keys"]] == [True]
-        assert (await admin(one, "DELETE", f"/keys/{hash_key(key)}")).status == 404
+        assert [each["revoked"] for each in await listed(one)] == [True]
+        with pytest.raises(KeyRefused, match="nothing is revoked"):
+            await revoked(one, hash_key(key))
     async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as later:
         await answers(later, NAMED, 401)
 
@@ -102,7 +100,7 @@ async def test_what_waits_by_a_key_that_is_taken_back_is_refused(start: Starter,
             if left is not None:
                 assert (await admin(live, "POST", "/reload")).status == 200
             else:
-                assert (await admin(live, "DELETE", f"/keys/{hash_key(NAMED)}")).status == 200
+                await revoked(live, hash_key(NAMED))
             for got in await asyncio.gather(*wait):
                 assert (got.status, "revoked" in got.error["message"]) == (401, True)
             assert live.engine.queued == (left != [TENANTS[1]])
@@ -110,7 +108,6 @@ async def test_what_waits_by_a_key_that_is_taken_back_is_refused(start: Starter,
             assert (await runs).status == 200, "what an engine has is answered"
             assert (await stays).status == (401 if left == [TENANTS[1]] else 200)
             assert len(upstream.requests) == (1 if left == [TENANTS[1]] else 2)
-            await until(live.holds_nothing)
 
 
 @pytest.mark.parametrize("preempted", [False, True])
@@ -122,11 +119,11 @@ async def test_what_returns_to_the_queue_after_its_key_was_revoked_is_refused(st
         await may.wait()
         await peer.send(answer(b"", status=b"503 Service Unavailable") if not preempted else OK)
 
-    fields: dict[str, Any] = {"usage": str(start.directory / "usage.db"), "admin_token": TOKEN}
+    fields: dict[str, Any] = {"usage": str(start.directory / "usage.db")}
     async with Upstream(refuses) as upstream, start(upstream.url, tenants=TENANTS, **fields) as live:
         asked = asyncio.create_task(live.ask("/v1/chat/completions", chat(), key=NAMED, x_fairgate_class="batch"))
         await until(lambda: upstream.requests)
-        assert (await admin(live, "DELETE", f"/keys/{hash_key(NAMED)}")).status == 200
+        await revoked(live, hash_key(NAMED))
         [exchange] = live.gateway.pools[0].dispatcher.exchanges()
         assert isinstance(exchange, Exchange)
         await until(lambda: not exchange.context.keyring.takes(exchange.context.principal))
@@ -139,7 +136,6 @@ async def test_what_returns_to_the_queue_after_its_key_was_revoked_is_refused(st
         assert len(upstream.requests) == 1
         [line] = await live.lines(1)
         assert (line["outcome"], line["reason"]) == ("refused", "invalid_api_key")
-        await until(live.holds_nothing)
 
 
 async def test_a_body_that_comes_after_its_key_was_revoked_goes_nowhere(start: Starter) -> None:
@@ -152,7 +148,7 @@ async def test_a_body_that_comes_after_its_key_was_revoked_goes_nowhere(start: S
             head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n"
             writer.write(f"{head}Expect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n".encode())
             assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-            await admin(live, "DELETE", f"/keys/{hash_key(key)}")
+            await revoked(live, hash_key(key))
             await answers(live, key, 401)
             writer.write(body)
             assert (await reader.read()).startswith(b"HTTP/1.1 401 ")
@@ -172,9 +168,12 @@ async def test_the_command_makes_tenants_that_the_file_does_not_have(start: Star
         await until(lambda: b'"completed"' in live.log.read_bytes())
         line = next(line for line in await live.lines(1) if line["outcome"] == "completed")
         assert (line["tenant"], line["weight"], line["app"]) == ("carol", 3.0, "x")
-        listed = (await run("keys", "list", "-c", config))[1]
-        line = f'{hash_key(key)}  database carol apps=x weight=3 label="laptop of Ann" created={MOMENT} class=batch\n'
-        assert re.fullmatch(line, listed)
+        told = json.loads((await run("keys", "list", "-c", config))[1])
+        assert re.fullmatch(MOMENT, told.pop("created"))
+        assert told == {
+            "tenant": "carol", "hash": hash_key(key), "apps": ["x"], "weight": 3.0, "label": "laptop of Ann",
+            "class": "batch", "from": "database", "revoked": False,
+        }  # fmt: skip
         assert (await run("keys", "revoke", "-c", config, given=key.encode() + b"\n"))[1].endswith("revoked\n")
         await answers(live, key, 401)
         code, _, said = await run("keys", "create", "--tenant", "carol", "-c", config)
@@ -186,8 +185,8 @@ async def test_keys_stay_known_while_the_database_is_gone(start: Starter) -> Non
         key = await made(live)
         await answers(live, key, 200)
         await server.crash()
-        got = await admin(live, "POST", "/keys", {"tenant": "bob"})
-        assert (got.status, "127.0.0.1" in got.json["error"]) == (503, True)
+        with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1"):
+            await made(live)
         assert (await live.ask("/v1/chat/completions", chat(), key=key)).status == 200
         await server.start()
         usage = live.gateway.usage
@@ -218,66 +217,35 @@ async def test_keys_stay_known_while_redis_is_gone_or_has_forgotten_them(
         assert (code, "Connection refused" in said, "Traceback" in said) == (1, True, False)
 
 
-async def test_a_key_is_for_models_that_engines_are_known_to_have(start: Starter) -> None:
-    fields: dict[str, Any] = {"tenants": TENANTS, "usage": str(start.directory / "u.db"), "admin_token": TOKEN}
-    async with start("http://127.0.0.1:1", **fields) as live:
-        got = await admin(live, "POST", "/keys", {"tenant": "bob", "models": ["later"]})
-        assert got.status == 201, "nobody knows what this engine serves"
-    async with simulated() as engine, start(engine.url, **fields) as live:
-        await until(lambda: live.gateway.pools[0].models())
-        got = await admin(live, "POST", "/keys", {"tenant": "bob", "models": ["later"]})
-        assert (got.status, f"no pool serves 'later'; there are: {MODEL}. " in got.json["error"]) == (400, True)
-
-
-async def test_a_key_that_cannot_be_made_says_why(start: Starter) -> None:
+def test_a_key_that_cannot_be_made_says_why(start: Starter) -> None:
     fields: dict[str, Any] = {
         "tenants": TENANTS,
-        "usage": str(start.directory / "u.db"),
-        "admin_token": TOKEN,
         "apps": [{"name": "chat"}],
         "aliases": {"also": "a"},
         "pools": [{"name": "pool", "models": ["a"], "backends": [{"url": "http://127.0.0.1:1"}]}],
     }
-    async with start(**fields) as live:
-        for body, said in [
-            (b"{", "send JSON such as"),
-            ([], "send JSON such as"),
-            ({"tenant": 1}, "send JSON such as"),
-            ({"tenant": "eve"}, "has no tenant named 'eve', and the key brings no weight"),
-            ({"tenant": "a b", "weight": 1}, "can have no tenant whose name is not 1 to 128 characters"),
-            ({"tenant": "", "weight": 1}, "can have no tenant whose name is not"),
-            ({"hash": "sha256:00"}, "'hash' is none of: tenant, expires"),
-            ({"weight": 0}, "weight: Input should be greater than 0"),
-            ({"weight": "3"}, "weight: Input should be a valid number"),
-            ({"expires": "soon"}, "expires: should be a day such as"),
-            ({"expires": "2001-01-31"}, "expires: 2001-01-31 is past"),
-            ({"models": ["a", "b"]}, "models: no pool serves 'b'; there are: a, also. Name a new one"),
-            ({"apps": ["chat", "cat"]}, "apps: the config has no app 'cat' under `apps`; there are: chat, default"),
-            ({"apps": []}, "apps: "),
-            ({"label": "a\nb"}, "label: should be 1 to 100 characters that can be printed"),
-            ({"quota": {"requests_per_day": 0}}, "quota.requests_per_day: Input should be greater than or equal to 1"),
-            ({"quota": {"per_model": {"a": {"words": 1}}}}, "quota.per_model.a.words: Extra inputs are not permitted"),
-            ({"quota": 7}, "quota: Input should be a valid dictionary"),
-            ({"quota": {"tokens_per_minute": 9, "tokens_per_day": 5}}, "tokens_per_day: 5 is less than tokens_per_min"),
-            ({"quota": {"per_model": {"b": {"concurrent": 1}}}}, "quota: no pool serves 'b'; there are: a. "),
-            ({"quota": {"per_model": {"also": {"concurrent": 1}}}}, "quota: no pool serves 'also'; there are: a. "),
-        ]:
-            got = await admin(live, "POST", "/keys", {"tenant": "bob"} | body if isinstance(body, dict) else body)
-            assert (got.status, said in got.json["error"]) == (400, True), got.json
-        assert len((await admin(live, "GET", "/keys")).json["keys"]) == 1
-
-
-async def test_nobody_makes_keys_without_the_token_or_a_place_for_them(start: Starter) -> None:
-    usage = str(start.directory / "u.db")
-    async with start("http://127.0.0.1:1", tenants=TENANTS, usage=usage) as live:
-        for method, path in (("GET", "/keys"), ("POST", "/keys"), ("DELETE", f"/keys/{hash_key(NAMED)}")):
-            got = await admin(live, method, path, {"tenant": "bob"} if method == "POST" else None)
-            assert (got.status, "set admin_token" in got.json["error"]) == (403, True)
-    async with start("http://127.0.0.1:1", tenants=TENANTS, usage=usage, admin_token=TOKEN) as live:
-        assert (await admin(live, "POST", "/keys", {"tenant": "bob"}, token="wrong")).status == 401
-    async with start("http://127.0.0.1:1", tenants=TENANTS, admin_token=TOKEN) as live:
-        got = await admin(live, "GET", "/keys")
-        assert (got.status, "neither `usage:` nor" in got.json["error"]) == (404, True)
+    config = start.config(**fields)
+    for terms, said in [
+        ({"tenant": "eve"}, "has no tenant named 'eve', and the key brings no weight"),
+        ({"tenant": "a b", "weight": 1}, "can have no tenant whose name is not 1 to 128 characters"),
+        ({"tenant": "", "weight": 1}, "can have no tenant whose name is not"),
+        ({"weight": 0}, "weight: Input should be greater than 0"),
+        ({"weight": "3"}, "weight: Input should be a valid number"),
+        ({"expires": "soon"}, "expires: should be a day such as"),
+        ({"expires": "2001-01-31"}, "expires: 2001-01-31 is past"),
+        ({"models": ["a", "b"]}, "models: no pool serves 'b'; there are: a, also. Name a new one"),
+        ({"apps": ["chat", "cat"]}, "apps: the config has no app 'cat' under `apps`; there are: chat, default"),
+        ({"apps": []}, "apps: "),
+        ({"label": "a\nb"}, "label: should be 1 to 100 characters that can be printed"),
+        ({"quota": {"requests_per_day": 0}}, "quota.requests_per_day: Input should be greater than or equal to 1"),
+        ({"quota": {"per_model": {"a": {"words": 1}}}}, "quota.per_model.a.words: Extra inputs are not permitted"),
+        ({"quota": 7}, "quota: Input should be a valid dictionary"),
+        ({"quota": {"tokens_per_minute": 9, "tokens_per_day": 5}}, "tokens_per_day: 5 is less than tokens_per_min"),
+        ({"quota": {"per_model": {"b": {"concurrent": 1}}}}, "quota: no pool serves 'b'; there are: a. "),
+        ({"quota": {"per_model": {"also": {"concurrent": 1}}}}, "quota: no pool serves 'also'; there are: a. "),
+    ]:
+        with pytest.raises(KeyRefused, match=re.escape(said)):
+            make_keys(config, [terms.pop("tenant", "bob")], terms)
 
 
 async def test_a_key_for_each_of_thirty_tenants_is_made_at_once_and_told_with_its_tenant(tmp_path: Path) -> None:
@@ -291,7 +259,8 @@ async def test_a_key_for_each_of_thirty_tenants_is_made_at_once_and_told_with_it
     assert [each["tenant"] for each in keys] == names
     assert all(hash_key(each["key"]) == each["hash"] for each in keys)
     listed = (await run("keys", "list", "-c", config))[1]
-    assert {line.split()[0] for line in listed.splitlines() if " database " in line} == {each["hash"] for each in keys}
+    known = [json.loads(line) for line in listed.splitlines()]
+    assert {one["hash"] for one in known if one["from"] == "database"} == {each["hash"] for each in keys}
     code, out, said = await run("keys", "create", "-c", config, "--tenant", "team-0", "--tenant", "nobody")
     assert (code, out, "no tenant named 'nobody'" in said) == (2, "", True)
     assert (await run("keys", "list", "-c", config))[1] == listed, "all of them, or none"
@@ -303,12 +272,8 @@ async def test_what_becomes_of_keys_is_in_the_log(start: Starter, caplog: pytest
     caplog.set_level("INFO", "fairgate")
 
     def events() -> list[str]:
-        found = [record.getMessage() for record in caplog.records]
-        return [
-            re.sub(r"sha256:[0-9a-f]{60}", "", text)
-            for text in found
-            if text.startswith("key sha256:") and "first" not in text
-        ]
+        said = [re.sub(r"sha256:[0-9a-f]{60}", "", record.getMessage()) for record in caplog.records]
+        return [text for text in said if text.startswith("key ") and "first" not in text]
 
     tenants = [TENANTS[0] | {"keys": [{"hash": hash_key(NAMED), "label": "old"}]}, TENANTS[1]]
     async with issuing(start, tenants=tenants) as (_, live):
@@ -320,16 +285,5 @@ async def test_what_becomes_of_keys_is_in_the_log(start: Starter, caplog: pytest
         await until(lambda: len(events()) == 3)
         assert events()[1] == f"key {moved[-4:]} of bob (laptop) is made"
         assert re.fullmatch(rf"key {tail} of bob \(laptop\) has other terms, until 2\d{{3}}-.* UTC", events()[2])
-        await admin(live, "DELETE", f"/keys/{hash_key(NAMED)}")
+        await revoked(live, hash_key(NAMED))
         await until(lambda: events()[3:] == [f"key {hash_key(NAMED)[-4:]} of alice (old) is revoked"])
-
-
-def test_a_key_that_expires_is_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
-    keys = [{"hash": hash_key(NAMED), "label": "old", "expires": "2027-01-31T12:00:00Z"}, {"hash": hash_key("other")}]
-    keyring = Keyring([TenantConfig.model_validate({"name": "alice", "keys": keys})], open_access=False)
-    end_s = datetime.fromisoformat("2027-01-31T12:00:00Z").timestamp()
-    with caplog.at_level("INFO", "fairgate"):
-        for since_s in range(-60, 90, 30):
-            keyring.log_expired(end_s + since_s, end_s + since_s + 30)
-    [said] = [record.getMessage() for record in caplog.records]
-    assert said == f"key {hash_key(NAMED)} of alice (old) has expired, until 2027-01-31 12:00:00 UTC"

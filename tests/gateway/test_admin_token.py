@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from tests.commands import run, running
 from tests.gateway.live import Live, Starter, simulated
 from tests.kit.keys import TOKEN
-from tests.kit.served import config_file, serving
+from tests.kit.served import config_file
 from tests.ports import free_port
 
 CLOSED = ["/metrics", "/explain/req_1", "/state", "/page/", "/health/", "/ready/x", "//health", "/nowhere"]
@@ -48,22 +47,6 @@ async def test_without_a_token_a_web_page_cannot_read_it_by_a_name_of_its_own(st
                 assert await asked(live, path, host=host) == 200, (path, host)
     async with simulated() as sim, start(sim.url, admin_token=TOKEN) as live:
         assert await asked(live, "/metrics", host="gateway.example", authorization=f"Bearer {TOKEN}") == 200
-
-
-async def test_explain_takes_address_and_token_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAIRGATE_TEST_TOKEN", TOKEN)
-    address = f"127.0.0.1:{free_port()}"
-    async with serving(tmp_path, "sim:demo", admin=address, admin_token="${FAIRGATE_TEST_TOKEN}") as gate:
-        async with gate.ask(max_tokens=2) as response:
-            request_id = response.headers["x-request-id"]
-        file = str(tmp_path / "config.yaml")
-        code, out, _ = await run("explain", request_id, "--json", "-c", file)
-        assert (code, json.loads(out)["state"]) == (0, "dispatched")
-        code, out, said = await run("explain", request_id, "--admin", f"http://{address}")
-        assert (code, out) == (1, "")
-        assert "admin_token" in said
-        assert TOKEN not in gate.command.said + said
-        assert (await run("healthcheck", "--admin", f"http://{address}"))[0] == 0
 
 
 @pytest.mark.parametrize("workers", [1, 2])

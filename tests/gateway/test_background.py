@@ -1,8 +1,9 @@
-"""Whatever a task beside the requests reads, it says so and goes on."""
+"""A fault of the gateway, or in what it reads beside the requests: it is said, and all else goes on."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 import time
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from gateway.config.sections.keys import hash_key
+from policies.request import Request
 from tests.certificates import Authority
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import WAIT_S, Live, Starter, chat, simulated, until
-from tests.kit.keys import OK, TENANTS, TOKEN, admin, answers
+from tests.kit.keys import OK, TENANTS, TOKEN, admin, answers, listed, made, revoked
 from tests.kit.names import Names
 from tests.kit.usage import CHAT, FAILURES
 from tests.redis_server import RedisServer
@@ -57,18 +59,17 @@ async def test_bad_rows_in_the_table_of_keys_are_passed_over(
     path = start.directory / "usage.db"
     fields: dict[str, Any] = {"tenants": TENANTS, "usage": str(path), "admin_token": TOKEN}
     async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
-        before = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json
-        await answers(live, before["key"], 200)
+        before = await made(live)
+        await answers(live, before, 200)
         with sqlite3.connect(path) as other:
             other.execute(f"INSERT INTO fairgate_keys VALUES {', '.join(BAD_ROWS)}")
-        after = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"]
+        after = await made(live)
         await answers(live, after, 200)
         for key in ("bytes", "no text", "no UTF-8"):
             assert (await live.ask(CHAT, chat(), key=key)).status == 401
-        assert (await admin(live, "DELETE", f"/keys/{before['hash']}")).status == 200
-        await answers(live, before["key"], 401)
-        listed = await admin(live, "GET", "/keys")
-        assert hash_key(after) in {each["hash"] for each in listed.json["keys"]}
+        await revoked(live, hash_key(before))
+        await answers(live, before, 401)
+        assert hash_key(after) in {each["hash"] for each in await listed(live)}
         assert "faults" not in (await admin(live, "GET", "/ready")).json
         assert "8 entries of the table of keys (database) are ignored" in caplog.text, "a row without a hash is none"
 
@@ -87,7 +88,7 @@ async def test_a_bad_row_of_usage_keeps_no_other_from_being_counted(start: Start
                     f"INSERT INTO fairgate_usage VALUES ({row}, '', '', '', '', 1, 0, {tokens}, 0, 0, 0, 0, 0)"
                 )
         async with start(upstream.url, **fields, admin_token=TOKEN) as live:
-            key = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"]
+            key = await made(live)
             await answers(live, key, 200)
             usage = live.gateway.usage
             assert usage is not None
@@ -167,3 +168,31 @@ def _not_foreseen(*_: Any, **__: Any) -> Any:
 
 def _is_at_fault(live: Live, kind: str) -> bool:
     return any(one.startswith(kind) and one.endswith(SURPRISE) for one in live.gateway.faults())
+
+
+@pytest.mark.interpreted_only("breaks methods of compiled classes")
+@pytest.mark.parametrize("broken", ["admitted", "dispatched", "finished"])
+async def test_a_decision_that_fails_concerns_its_own_request_only(
+    start: Starter, broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        requests, once = live.engine.requests, [True]
+        whole = getattr(requests, broken)
+
+        def fails(request: Request, *args: object) -> object:
+            found = whole(request, *args)
+            if once and once.pop():
+                raise ZeroDivisionError("a fault")
+            return found
+
+        monkeypatch.setattr(requests, broken, fails)
+        with caplog.at_level(logging.ERROR, "fairgate"):
+            first = await live.ask(CHAT, chat(max_tokens=5))
+            others = await asyncio.gather(*[live.ask(CHAT, chat(max_tokens=5)) for _ in range(20)])
+        assert (first.status, first.status != 200 and first.error["code"]) in ((500, "internal_error"), (200, False))
+        assert (first.status == 200) is (broken == "finished"), "its client has the whole answer"
+        assert [one.status for one in others] == [200] * 20
+        await until(lambda: not live.engine.dispatched)
+        assert "an admission decision failed" in caplog.text
+        assert (await live.metrics())["fairgate_faults_total", "pool"] == 1
+        assert live.engine.queued == 0

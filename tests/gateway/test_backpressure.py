@@ -16,7 +16,7 @@ import pytest
 from tests.certificates import Authority
 from tests.gateway.capture import DONE, Upstream
 from tests.gateway.live import Live, Starter, chat, events, until
-from tests.kit.slow_readers import ENDLESS, KERNEL_BYTES, PIECE, Floods, stuck, whole
+from tests.kit.slow_readers import KERNEL_BYTES, PIECE, Floods, stuck, whole
 
 HELD_BYTES_MAX = 65536 + 262144
 """Per stream: the high-water mark, and the one read of the backend that crosses it."""
@@ -51,20 +51,21 @@ def held_bytes(live: Live) -> list[int]:
     return [connection._transport.get_write_buffer_size() for connection in live.server.connections]
 
 
-@asynccontextmanager
-async def flooded(
-    start: Starter, engine: Floods, tls: dict[str, str] | None = None, **limits: float
-) -> AsyncIterator[tuple[Live, Upstream]]:
-    async with Upstream(engine) as upstream:
-        async with start(upstream.url, tls=tls, limits={"response_buffer_bytes_max": 65536, **limits}) as live:
-            yield live, upstream
-
-
 class Spoken(NamedTuple):
     """What is spoken to clients: the section of the config, and a context that trusts it; None without TLS."""
 
     tls: dict[str, str] | None = None
     context: ssl.SSLContext | None = None
+
+
+@asynccontextmanager
+async def flooded(
+    start: Starter, engine: Floods, spoken: Spoken, **limits: float
+) -> AsyncIterator[tuple[Live, Upstream]]:
+    async with Upstream(engine) as upstream:
+        limits = {"response_buffer_bytes_max": 65536, **limits}
+        async with start(upstream.url, tls=spoken.tls, trusting=spoken.context, limits=limits) as live:
+            yield live, upstream
 
 
 @pytest.fixture(params=["http", "https"])
@@ -76,33 +77,22 @@ def spoken(request: pytest.FixtureRequest, authority: Authority) -> Spoken:
 
 
 @pytest.mark.parametrize("framed", [True, False], ids=["stream", "whole"])
-async def test_a_slow_reader_stops_its_own_engine_and_loses_nothing(
+async def test_a_slow_reader_stops_its_own_engine_and_no_other_request_and_loses_nothing(
     start: Starter, spoken: Spoken, framed: bool
 ) -> None:
     engine = Floods(pieces=2000, framed=framed)
-    async with flooded(start, engine, spoken.tls) as (live, _):
+    async with flooded(start, engine, spoken) as (live, _):
         slow = await Reader.of(live, spoken.context, stream=framed)
         [sent] = await stuck(engine, 1)
         assert sent < engine.pieces * len(PIECE)
+        for _ in range(5):
+            brief = await live.ask("/v1/chat/completions", chat(stream=True, user="brief"))
+            assert (brief.status, len(events(brief.body))) == (200, 17)
         assert spoken.tls or 0 < max(held_bytes(live)) <= HELD_BYTES_MAX
         answer = await slow.reader.read()
         assert whole(answer, engine)
         assert not framed or DONE in answer
         slow.close()
-        await until(live.holds_nothing)
-
-
-async def test_others_go_on_beside_a_slow_reader(start: Starter) -> None:
-    engine = Floods(pieces=ENDLESS, framed=True)
-    async with flooded(start, engine) as (live, _):
-        slow = await Reader.of(live, stream=True)
-        await stuck(engine, 1)
-        for _ in range(5):
-            answer = await live.ask("/v1/chat/completions", chat(stream=True, user="brief"))
-            assert (answer.status, len(events(answer.body))) == (200, 17)
-        assert 0 < max(held_bytes(live)) <= HELD_BYTES_MAX
-        slow.close()
-        await until(live.holds_nothing)
 
 
 @pytest.mark.parametrize("framed", [True, False], ids=["stream", "whole"])
@@ -110,7 +100,7 @@ async def test_a_client_that_reads_nothing_is_cut_and_pays_for_what_was_sent(
     start: Starter, quick_sweep: None, spoken: Spoken, framed: bool
 ) -> None:
     engine = Floods(pieces=1 << 30, framed=framed)
-    async with flooded(start, engine, spoken.tls, client_stall_s=0.2) as (live, upstream):
+    async with flooded(start, engine, spoken, client_stall_s=0.2) as (live, upstream):
         slow = await Reader.of(live, spoken.context, stream=framed)
         [line] = await live.lines(1)
         assert (line["outcome"], line["reason"]) == ("abandoned", "client_disconnected")
@@ -125,7 +115,7 @@ async def test_a_client_that_reads_a_little_now_and_then_is_not_cut(start: Start
     stall_s, late_s, taken = 0.3, 0.3, b""
     while late_s >= stall_s:  # the machine was, so the client stalled
         engine = Floods(pieces=1000, framed=True)
-        async with flooded(start, engine, client_stall_s=stall_s) as (live, _):
+        async with flooded(start, engine, Spoken(), client_stall_s=stall_s) as (live, _):
             slow, clock = await Reader.of(live, stream=True), asyncio.get_running_loop().time
             read_s = [clock()]
             await stuck(engine, 1)

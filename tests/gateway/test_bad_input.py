@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.capture import OK, Upstream, answer, replies
 from tests.gateway.live import MODEL, Answer, Live, Starter, chat, simulated
 
-OK = answer(b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}')
 LONG = "words " * 40_000
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 
@@ -160,7 +159,6 @@ async def test_a_body_that_breaks_off_never_reaches_an_engine(start: Starter) ->
             writer.close()
         assert (await live.ask(CHAT, chat())).status == 200
         assert len(upstream.requests) == 1
-        assert live.holds_nothing()
 
 
 async def test_json_that_is_too_large_is_refused_and_a_reload_says_how_large(start: Starter) -> None:
@@ -186,12 +184,3 @@ async def test_whether_a_limit_means_none_is_for_the_engine_to_say(start: Starte
         assert upstream.requests[0].json["max_tokens"] == limit
         [line] = await live.lines(1)
         assert line["tokens_out"] == 500
-
-
-async def test_a_model_must_be_named_where_there_are_several_pools(start: Starter) -> None:
-    async with Upstream(replies(OK)) as one, Upstream(replies(OK)) as two:
-        pools = [{"name": str(i), "models": [str(i)], "backends": [{"url": up.url}]} for i, up in enumerate((one, two))]
-        async with start(pools=pools) as live:
-            got = await live.ask(CHAT, {"messages": []})
-            assert (got.status, got.error["param"]) == (400, "model")
-            assert live.holds_nothing()

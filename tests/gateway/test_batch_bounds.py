@@ -26,22 +26,7 @@ from gateway.usage.database import Database
 from gateway.usage.thread import DatabaseThread
 from tests.gateway.capture import Peer, Seen, answer, replies
 from tests.gateway.live import Starter, until
-from tests.kit.batching import (
-    TENANTS,
-    batching,
-    change,
-    counts,
-    finished,
-    holding,
-    is_over,
-    items_of,
-    jsonl,
-    line,
-    lines_of,
-    made,
-    made_of,
-    when,
-)
+from tests.kit.batching import TENANTS, batching, change, counts, holding, items_of, jsonl, line
 from tests.kit.usage import database_at
 from tests.waiting import eventually
 
@@ -76,13 +61,8 @@ async def stored(url: str) -> tuple[int, int, int]:
     return await asyncio.to_thread(read)
 
 
-async def all_is_gone(url: str) -> None:
-    """Until it is."""
-
-    async def is_gone() -> bool:
-        return await stored(url) == (0, 0, 0)
-
-    await eventually(is_gone)
+async def is_gone(url: str) -> bool:
+    return await stored(url) == (0, 0, 0)
 
 
 async def test_cancelled_batches_keep_no_more_than_their_tenant_may(start: Starter, usage_url: str) -> None:
@@ -92,10 +72,10 @@ async def test_cancelled_batches_keep_no_more_than_their_tenant_may(start: Start
         file = await api.files.create(file=("ask.jsonl", jsonl(*map(line, range(20)))), purpose="batch")
         ended = []
         for _ in range(7):
-            batch = await made_of(api, file.id)
-            await when(api, batch.id, lambda one: one.status in ("in_progress", "failed"))
+            batch = await api.made_of(file.id)
+            await api.when(batch.id, lambda one: one.status in ("in_progress", "failed"))
             await api.batches.cancel(batch.id)
-            ended.append(await when(api, batch.id, is_over))
+            ended.append(await api.over(batch.id))
             files, counted, size = await stored(usage_url)
             assert files <= bounds["files_max"]
             assert size <= counted <= bounds["stored_bytes_max"]
@@ -104,8 +84,8 @@ async def test_cancelled_batches_keep_no_more_than_their_tenant_may(start: Start
         [fault] = ended[-1].errors.data
         assert (fault.code, "delete some" in fault.message) == ("no_room", True)
         await api.files.delete(ended[0].error_file_id)
-        batch = await made_of(api, file.id)
-        await when(api, batch.id, lambda one: one.status == "in_progress")
+        batch = await api.made_of(file.id)
+        await api.when(batch.id, lambda one: one.status == "in_progress")
 
 
 async def test_several_batches_at_once_share_what_their_tenant_may_keep(start: Starter, usage_url: str) -> None:
@@ -113,12 +93,12 @@ async def test_several_batches_at_once_share_what_their_tenant_may_keep(start: S
     bounds = {"stored_bytes_max": len(content) + 40_000}
     async with batching(start, script, usage=usage_url, batches=bounds) as (_, live, api):
         file = await api.files.create(file=("ask.jsonl", content), purpose="batch")
-        batches = [await made_of(api, file.id) for _ in range(4)]
-        done = [await when(api, batch.id, is_over) for batch in batches]
+        batches = [await api.made_of(file.id) for _ in range(4)]
+        done = [await api.over(batch.id) for batch in batches]
         _, counted, size = await stored(usage_url)
         assert size == counted <= bounds["stored_bytes_max"]
         assert 0 < sum(counts(batch)[1] for batch in done) < 80
-        errors = [each for batch in done if batch.error_file_id for each in await lines_of(api, batch.error_file_id)]
+        errors = [each for batch in done if batch.error_file_id for each in await api.lines_of(batch.error_file_id)]
         assert {each["error"]["code"] for each in errors} == {"no_room"}
         assert await items_of(live) == [sum(counts(batch)[1] for batch in done), len(errors)]
 
@@ -140,7 +120,7 @@ async def test_an_upload_that_is_cut_leaves_nothing(start: Starter, monkeypatch:
         upload.cancel()
         await live.lines(1)
         go_on.set()
-        await all_is_gone(url)
+        await eventually(lambda: is_gone(url))
         assert (await api.files.create(file=("f", b"{}"), purpose="batch")).bytes == 2
 
 
@@ -149,7 +129,7 @@ async def test_a_line_that_is_too_long_is_said_at_its_upload(start: Starter) -> 
     async with batching(start, memory_max=MEMORY_MAX_LEAST) as (_, _, api):
         with pytest.raises(openai.BadRequestError, match=f"line 2 has more than {most} bytes"):
             await api.files.create(file=("f", b"{}\n" + b"x" * (most + 1)), purpose="batch")
-        await all_is_gone(str(start.directory / "u.db"))
+        await eventually(lambda: is_gone(str(start.directory / "u.db")))
 
 
 @pytest.mark.slow
@@ -170,14 +150,14 @@ async def test_answers_that_cannot_be_written_stay_within_memory_and_are_asked_a
 
     with only_young_objects():
         async with batching(start, script, memory_max=MEMORY_MAX_LEAST) as (upstream, live, api):
-            batch = await made(api, jsonl(*[line(n, max_tokens=1) for n in range(number)]))
+            batch = await api.made(jsonl(*[line(n, max_tokens=1) for n in range(number)]))
             await until(lambda: upstream.requests)
             with closing(sqlite3.connect(start.directory / "u.db", isolation_level=None)) as other:
                 other.execute("BEGIN EXCLUSIVE")
                 locked.set()
                 await until(lambda: len(upstream.requests) >= (number if part == 1000 else 6))
             again = api.with_options(max_retries=20)  # the file is busy while the gateway writes to it
-            done = await when(again, batch.id, is_over)
+            done = await again.over(batch.id)
             assert (done.status, counts(done)) == ("completed", (number, number, 0))
             await until(live.holds_nothing)
             assert max(most) <= bound
@@ -189,9 +169,9 @@ async def test_answers_that_cannot_be_written_stay_within_memory_and_are_asked_a
 async def test_an_answer_that_is_longer_than_any_may_be_is_an_error(start: Starter) -> None:
     script = replies(answer(b'{"said":"%s"}' % (b"y" * bounds_of(MEMORY_MAX_LEAST, 1).results_bytes)))
     async with batching(start, script, memory_max=MEMORY_MAX_LEAST) as (upstream, _, api):
-        done = await finished(api, jsonl(line(0)))
+        done = await api.finished(jsonl(line(0)))
         assert (counts(done), len(upstream.requests)) == ((1, 0, 1), 2)
-        [error] = await lines_of(api, done.error_file_id)
+        [error] = await api.lines_of(done.error_file_id)
         assert error["response"]["status_code"] == 502
 
 
@@ -250,36 +230,25 @@ def test_those_who_want_something_of_the_database_take_turns(tmp_path: Path) -> 
     assert order[:5] == ["many-0", "many-1", "few-0", "many-2", "few-1"]
 
 
-async def test_a_head_request_reads_nothing(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with batching(start) as (_, live, api):
-        file = await api.files.create(file=("f", b"x" * 600_000 + b"\n{}"), purpose="batch")
-        assert (await api.files.content(file.id)).content == b"x" * 600_000 + b"\n{}"
-        for name in ("ahead", "piece"):
-            monkeypatch.setattr(tables, name, None)
-        path, headers = f"{live.url}/v1/files/{file.id}/content", {"authorization": "Bearer k"}
-        async with live.http.head(path, headers=headers) as got:
-            assert (got.status, got.headers["content-length"]) == (200, str(file.bytes))
-
-
 async def test_files_are_forgotten_when_their_client_says(start: Starter, usage_url: str) -> None:
     soon: Any = {"anchor": "created_at", "seconds": 3600}
     async with batching(start, usage=usage_url) as (_, _, api):
         file = await api.files.create(file=("f", jsonl(line(0))), purpose="batch", expires_after=soon)
         assert file.expires_at == file.created_at + 3600
-        batch = await made_of(api, file.id, output_expires_after=soon)
-        output = await api.files.retrieve((await when(api, batch.id, is_over)).output_file_id)
+        batch = await api.made_of(file.id, output_expires_after=soon)
+        output = await api.files.retrieve((await api.over(batch.id)).output_file_id)
         assert output.expires_at == output.created_at + 3600
         for wrong in ({"anchor": "created_at", "seconds": 60}, {"anchor": "now", "seconds": 3600}):
             with pytest.raises(openai.BadRequestError, match="expires_after"):
                 await api.files.create(file=("f", b"{}"), purpose="batch", expires_after=wrong)  # type: ignore[arg-type]
             with pytest.raises(openai.BadRequestError):
-                await made_of(api, file.id, output_expires_after=wrong)
+                await api.made_of(file.id, output_expires_after=wrong)
         await asyncio.to_thread(change, usage_url, "UPDATE fairgate_files SET expires_s = expires_s - 3601")
         assert [one async for one in api.files.list()] == []
         with pytest.raises(openai.NotFoundError):
             await api.files.content(file.id)
     async with batching(start, usage=usage_url):
-        await all_is_gone(usage_url)
+        await eventually(lambda: is_gone(usage_url))
 
 
 async def test_results_are_counted_though_nobody_knew_that_they_were_written(
@@ -296,11 +265,11 @@ async def test_results_are_counted_though_nobody_knew_that_they_were_written(
         return done
 
     async with batching(start, holding(held, set(range(5)))) as (upstream, live, api):
-        batch = await made(api, jsonl(*map(line, range(5))))
+        batch = await api.made(jsonl(*map(line, range(5))))
         await until(lambda: len(upstream.requests) == 5)
         monkeypatch.setattr(tables, "write", late)
         held.set()
-        done = await when(api, batch.id, is_over)
+        done = await api.over(batch.id)
         assert counts(done) == (5, 5, 0)
         assert await items_of(live) == [5, 0]
 
@@ -318,13 +287,13 @@ async def test_a_batch_that_is_cancelled_while_results_are_written_counts_and_ke
     with only_young_objects():
         async with batching(start, holding(asyncio.Event(), {1}), batches={"running_max": 2}) as (_, live, api):
             monkeypatch.setattr(tables, "write", slow)
-            batch = await made(api, jsonl(*map(line, range(2))))
+            batch = await api.made(jsonl(*map(line, range(2))))
             await asyncio.to_thread(begun.wait)
             [driver] = alive(BatchDriver)
             driver.cut()
             await asyncio.sleep(0)
             go_on.set()
-            done = await when(api, batch.id, is_over)
+            done = await api.over(batch.id)
             assert (done.status, counts(done)) == ("cancelled", (2, 1, 1))
             assert await items_of(live) == [1, 1]
 

@@ -25,17 +25,11 @@ from tests.kit.batching import (
     change,
     client,
     counts,
-    finished,
     holding,
-    is_over,
     items_of,
     jsonl,
     line,
-    lines_of,
-    made,
-    made_of,
     number_of,
-    when,
 )
 from tests.kit.keys import note_key
 from tests.kit.served import config_file, served
@@ -43,35 +37,27 @@ from tests.kit.usage import counted
 from tests.waiting import eventually
 
 
-async def usage_of(url: str, asked: int) -> dict[tuple[str, ...], tuple[float, ...]]:
-    """By tenant and app, once so many requests are written down."""
-    found: dict[tuple[str, ...], tuple[float, ...]] = {}
-
-    async def is_there() -> bool:
-        found.clear()
-        found.update(await asyncio.to_thread(counted, url, "tenant", "app"))
-        return sum(sums[0] for sums in found.values()) >= asked
-
-    await eventually(is_there)
-    return found
+async def usage_of(url: str) -> dict[tuple[str, ...], tuple[float, ...]]:
+    """By tenant and app, once the gateway has ended."""
+    return await asyncio.to_thread(counted, url, "tenant", "app")
 
 
 async def test_a_batch_is_answered_in_order_and_its_usage_counted(start: Starter, usage_url: str) -> None:
     async with simulated(time_scale=0) as sim, start(sim.url, tenants=TENANTS, usage=usage_url) as live:
         async with client(live.url, x_fairgate_app="night") as api:
-            batch = await made(api, jsonl(*map(line, range(100))), metadata={"run": "7"})
+            batch = await api.made(jsonl(*map(line, range(100))), metadata={"run": "7"})
             assert (batch.status, batch.metadata, counts(batch)) == ("validating", {"run": "7"}, (0, 0, 0))
             assert batch.expires_at - batch.created_at == 86_400
-            done = await when(api, batch.id, is_over)
+            done = await api.over(batch.id)
             assert (done.status, done.errors, done.error_file_id) == ("completed", None, None)
             assert counts(done) == (100, 100, 0)
-            results = await lines_of(api, done.output_file_id)
+            results = await api.lines_of(done.output_file_id)
             assert [each["custom_id"] for each in results] == [f"item-{n}" for n in range(100)]
             assert {(each["response"]["status_code"], each["error"]) for each in results} == {(200, None)}
             used = [each["response"]["body"]["usage"] for each in results]
         log = await live.lines(100)
         assert {(each["tenant"], each["app"]) for each in log if each["path"] == CHAT} == {("alice", "night")}
-    [sums] = [sums for by, sums in (await usage_of(usage_url, 100)).items() if by == ("alice", "night")]
+    [sums] = [sums for by, sums in (await usage_of(usage_url)).items() if by == ("alice", "night")]
     assert sums[0] == 100
     assert sums[2] == sum(each["prompt_tokens"] for each in used)
     assert sums[4] == sum(each["completion_tokens"] for each in used)
@@ -85,15 +71,15 @@ async def test_what_an_engine_finds_wrong_stands_in_the_file_of_errors(start: St
         client(live.url) as api,
     ):
         lines = [line(0), line(1, max_tokens=-1), line(2, max_tokens=100_000), line(3)]
-        done = await finished(api, jsonl(*lines))
+        done = await api.finished(jsonl(*lines))
         assert (done.status, counts(done)) == ("completed", (4, 2, 2))
-        assert [each["custom_id"] for each in await lines_of(api, done.output_file_id)] == ["item-0", "item-3"]
-        errors = await lines_of(api, done.error_file_id)
+        assert [each["custom_id"] for each in await api.lines_of(done.output_file_id)] == ["item-0", "item-3"]
+        errors = await api.lines_of(done.error_file_id)
         assert [each["custom_id"] for each in errors] == ["item-1", "item-2"]
         assert all(each["response"]["body"]["error"]["message"] for each in errors)
         for endpoint, body in (("/v1/embeddings", {"input": "a"}), ("/v1/completions", {"prompt": "a"})):
             asked = {"custom_id": "a", "method": "POST", "url": endpoint, "body": {"model": MODEL, **body}}
-            done = await finished(api, jsonl(asked), endpoint)
+            done = await api.finished(jsonl(asked), endpoint)
             assert (done.status, counts(done)) == ("completed", (1, 1, 0))
 
         async def shown() -> bool:
@@ -115,7 +101,7 @@ async def test_a_batch_with_bad_lines_fails_and_says_which(start: Starter) -> No
         jsonl(line(7))[:-1].replace(b"item-7", b"\xff"),
     ]  # fmt: skip
     async with batching(start) as (upstream, _, api):
-        done = await finished(api, b"\n".join(bad))
+        done = await api.finished(b"\n".join(bad))
         assert (done.status, done.output_file_id, done.error_file_id) == ("failed", None, None)
         assert [(each.line, each.code, each.param) for each in done.errors.data] == [
             (1, "invalid_json_line", None),
@@ -130,7 +116,7 @@ async def test_a_batch_with_bad_lines_fails_and_says_which(start: Starter) -> No
             (13, "invalid_json_line", None),
             (14, "invalid_json_line", None),
         ]
-        empty = await finished(api, b"\n")
+        empty = await api.finished(b"\n")
         assert [each.code for each in empty.errors.data] == ["empty_file"]
         assert upstream.requests == []
 
@@ -138,9 +124,9 @@ async def test_a_batch_with_bad_lines_fails_and_says_which(start: Starter) -> No
 async def test_a_byte_order_mark_and_blank_lines_are_no_faults(start: Starter) -> None:
     content = b"\xef\xbb\xbf" + jsonl(line(0)) + b"     \t\r\n" + jsonl(line(1)) + b"\n   "
     async with batching(start) as (_, _, api):
-        done = await finished(api, content)
+        done = await api.finished(content)
         assert (done.status, counts(done)) == ("completed", (2, 2, 0))
-        assert [each["custom_id"] for each in await lines_of(api, done.output_file_id)] == ["item-0", "item-1"]
+        assert [each["custom_id"] for each in await api.lines_of(done.output_file_id)] == ["item-0", "item-1"]
         assert (await api.files.content(done.input_file_id)).content == content
 
 
@@ -168,19 +154,22 @@ async def test_files_and_batches_are_their_tenants_own(start: Starter) -> None:
         found = (file.filename, file.bytes, file.purpose, file.status)
         assert found == ("a b.jsonl", len(content), "batch", "processed")
         assert (await api.files.content(file.id)).content == content
-        batch = await made_of(api, file.id)
+        url, key = f"{live.url}/v1/files/{file.id}/content", {"authorization": "Bearer k"}
+        async with live.http.head(url, headers=key) as head:
+            assert (head.status, head.headers["content-length"]) == (200, str(file.bytes))
+        batch = await api.made_of(file.id)
         with pytest.raises(openai.BadRequestError, match=f"{batch.id} is not over and reads this file"):
             await api.files.delete(file.id)
         for ask in (
             other.files.retrieve(file.id), other.files.content(file.id), other.files.delete(file.id),
-            other.batches.retrieve(batch.id), other.batches.cancel(batch.id), made_of(other, file.id),
+            other.batches.retrieve(batch.id), other.batches.cancel(batch.id), other.made_of(file.id),
         ):  # fmt: skip
             with pytest.raises(openai.NotFoundError) as error:
                 await ask
             assert error.value.code == "not_found"
         assert ([one async for one in other.files.list()], [one async for one in other.batches.list()]) == ([], [])
         held.set()
-        await when(api, batch.id, is_over)
+        await api.over(batch.id)
         assert (await api.files.delete(file.id)).deleted
         with pytest.raises(openai.NotFoundError):
             await api.files.retrieve(file.id)
@@ -197,9 +186,9 @@ async def test_files_and_batches_of_a_tenant_are_bounded_and_listed_by_pages(sta
         ):
             with pytest.raises(openai.BadRequestError, match=why):
                 await api.files.create(file=("f", content), purpose=purpose)  # type: ignore[arg-type]
-        first, second = [await made_of(api, asked.id) for _ in range(2)]
+        first, second = [await api.made_of(asked.id) for _ in range(2)]
         for batch in (first, second):  # two files for the results of each are kept from then on
-            await when(api, batch.id, lambda one: one.status == "in_progress")
+            await api.when(batch.id, lambda one: one.status == "in_progress")
         files = [asked, *[await api.files.create(file=("f", b"\n" * 10), purpose="batch") for _ in range(2)]]
         with pytest.raises(openai.BadRequestError, match="you keep 7 files, results of batches included"):
             await api.files.create(file=("f", b""), purpose="batch")
@@ -212,23 +201,23 @@ async def test_files_and_batches_of_a_tenant_are_bounded_and_listed_by_pages(sta
         assert ([one.id for one in page.data], page.has_more) == ([second.id], True)
         assert [one.id async for one in api.batches.list(after=second.id)] == [first.id]
         with pytest.raises(openai.RateLimitError, match="2 of your batches are not over"):
-            await made_of(api, asked.id)
+            await api.made_of(asked.id)
 
 
 async def test_results_that_take_all_the_room_leave_the_rest_unasked(start: Starter) -> None:
     content = jsonl(*map(line, range(5)))
     bounds = {"stored_bytes_max": len(content) + 3500, "running_max": 1}
     async with batching(start, replies(answer(b'{"said":"%s"}' % (b"y" * 1000))), batches=bounds) as (upstream, _, api):
-        done = await finished(api, content)
+        done = await api.finished(content)
         assert (done.status, counts(done), len(upstream.requests)) == ("completed", (5, 2, 3), 3)
-        assert [each["error"]["code"] for each in await lines_of(api, done.error_file_id)] == ["no_room"] * 3
+        assert [each["error"]["code"] for each in await api.lines_of(done.error_file_id)] == ["no_room"] * 3
         kept = [one.bytes async for one in api.files.list()]
         assert (len(kept), sum(kept) <= bounds["stored_bytes_max"]) == (3, True)
 
 
 async def test_an_answer_that_is_no_utf_8_is_a_line_that_is(start: Starter) -> None:
     async with batching(start, replies(answer(b'{"said":"\xff"}'))) as (_, _, api):
-        done = await finished(api, jsonl(line(0)))
+        done = await api.finished(jsonl(line(0)))
         content = (await api.files.content(done.output_file_id)).content
         assert json.loads(content)["response"]["body"] == {"said": "\ufffd"}
 
@@ -236,34 +225,34 @@ async def test_an_answer_that_is_no_utf_8_is_a_line_that_is(start: Starter) -> N
 async def test_a_batch_that_is_cancelled_keeps_what_was_answered(start: Starter) -> None:
     script = holding(asyncio.Event(), {1, 3})
     async with batching(start, script, batches={"running_max": 2}) as (_, live, api):
-        batch = await made(api, jsonl(*map(line, range(6))))
-        await when(api, batch.id, lambda one: counts(one) == (6, 2, 0))
+        batch = await api.made(jsonl(*map(line, range(6))))
+        await api.when(batch.id, lambda one: counts(one) == (6, 2, 0))
         assert (await api.batches.cancel(batch.id)).status == "cancelling"
-        done = await when(api, batch.id, is_over)
+        done = await api.over(batch.id)
         assert (done.status, counts(done)) == ("cancelled", (6, 2, 4))
-        assert [each["custom_id"] for each in await lines_of(api, done.output_file_id)] == ["item-0", "item-2"]
-        errors = await lines_of(api, done.error_file_id)
+        assert [each["custom_id"] for each in await api.lines_of(done.output_file_id)] == ["item-0", "item-2"]
+        errors = await api.lines_of(done.error_file_id)
         assert [(each["custom_id"], each["error"]["code"]) for each in errors] == [
             (f"item-{n}", "batch_cancelled") for n in (1, 3, 4, 5)
         ]
         await until(live.holds_nothing)
         assert (await api.batches.cancel(batch.id)).status == "cancelled"
-    assert (await usage_of(str(start.directory / "u.db"), 2))["alice", "chat"][0] == 2
+    assert (await usage_of(str(start.directory / "u.db")))["alice", "chat"][0] == 2
 
 
 async def test_a_batch_expires_after_its_window(start: Starter, usage_url: str) -> None:
     script = holding(asyncio.Event(), {1})
     async with batching(start, script, usage=usage_url) as (_, _, api):
-        batch = await made(api, jsonl(line(0), line(1)))
-        await when(api, batch.id, lambda one: counts(one) == (2, 1, 0))
+        batch = await api.made(jsonl(line(0), line(1)))
+        await api.when(batch.id, lambda one: counts(one) == (2, 1, 0))
     # Another gateway goes on with it, and sees that its time is over.
     entry = f'"expires_at": {batch.expires_at}', f'"expires_at": {int(time.time()) - 1}'
     statement = "UPDATE fairgate_batches SET entry = REPLACE(entry, %s, %s)"
     await asyncio.to_thread(change, usage_url, statement, *entry)
     async with batching(start, script, usage=usage_url) as (_, _, api):
-        done = await when(api, batch.id, is_over)
+        done = await api.over(batch.id)
         assert (done.status, counts(done)) == ("expired", (2, 1, 1))
-        assert [each["error"]["code"] for each in await lines_of(api, done.error_file_id)] == ["batch_expired"]
+        assert [each["error"]["code"] for each in await api.lines_of(done.error_file_id)] == ["batch_expired"]
 
 
 @pytest.mark.slow
@@ -280,14 +269,14 @@ async def test_what_is_refused_comes_again_and_what_engines_fail_on_does_not_for
 
     tenants = [{**TENANTS[0], "quota": {"requests_per_minute": 6000, "concurrent": 1}}]
     async with batching(start, script, tenants=tenants) as (_, live, api):
-        done = await finished(api, jsonl(*map(line, range(4))))
+        done = await api.finished(jsonl(*map(line, range(4))))
         assert (done.status, counts(done)) == ("completed", (4, 3, 1))
-        [error] = await lines_of(api, done.error_file_id)
+        [error] = await api.lines_of(done.error_file_id)
         assert (error["custom_id"], error["response"]["status_code"]) == ("item-1", 502)
         assert tries[1] == 2
         log = await live.lines(7)
         assert "refused" in {each["outcome"] for each in log if each["path"] == CHAT}
-    sums = await usage_of(str(start.directory / "u.db"), 4)
+    sums = await usage_of(str(start.directory / "u.db"))
     assert (sums["alice", "chat"][0], sums["alice", "chat"][4]) == (4, 6)
 
 
@@ -312,7 +301,7 @@ async def test_lines_of_a_key_that_is_taken_back_meanwhile_fail(
             return (await live.get("/v1/models", key="new")).status == status
 
         await eventually(lambda: is_answered(200))
-        batch = await made(api, jsonl(line(0), line(1)))
+        batch = await api.made(jsonl(line(0), line(1)))
         await until(lambda: upstream.requests)
         if way == "revoked":
             await keys.note({key.hash: REVOKED})
@@ -320,9 +309,9 @@ async def test_lines_of_a_key_that_is_taken_back_meanwhile_fail(
             await note_key(keys, key.model_copy(update={"expires": "2020-01-31"}), "alice")
         await eventually(lambda: is_answered(401))
         held.set()
-        done = await when(other, batch.id, is_over)
+        done = await other.over(batch.id)
         assert (done.status, counts(done)) == ("completed", (2, 1, 1))
-        [error] = await lines_of(other, done.error_file_id)
+        [error] = await other.lines_of(done.error_file_id)
         assert (error["custom_id"], error["response"]["status_code"]) == ("item-1", 401)
         fault = error["response"]["body"]["error"]
         assert (fault["code"], said in fault["message"]) == (code, True)
@@ -339,16 +328,16 @@ async def test_without_a_database_it_is_said_what_to_set(start: Starter) -> None
 async def test_batches_of_one_tenant_wait_for_each_other_and_not_those_of_others(start: Starter) -> None:
     held = asyncio.Event()
     async with batching(start, holding(held, {0})) as (_, live, api), client(live.url, "b") as other:
-        batches = [await made(api, jsonl(line(0))) for _ in range(6)]
+        batches = [await api.made(jsonl(line(0))) for _ in range(6)]
         for batch in batches[:4]:
-            await when(api, batch.id, lambda one: one.status == "in_progress")
-        assert (await finished(other, jsonl(line(1)))).status == "completed"
+            await api.when(batch.id, lambda one: one.status == "in_progress")
+        assert (await other.finished(jsonl(line(1)))).status == "completed"
         assert [(await api.batches.retrieve(one.id)).status for one in batches[4:]] == ["validating"] * 2
         await api.batches.cancel(batches[5].id)
-        assert (await when(api, batches[5].id, is_over)).status == "cancelled"
+        assert (await api.over(batches[5].id)).status == "cancelled"
         held.set()
         for batch in batches[:5]:
-            assert (await when(api, batch.id, is_over)).status == "completed"
+            assert (await api.over(batch.id)).status == "completed"
 
 
 @pytest.mark.slow
@@ -358,13 +347,13 @@ async def test_one_gateway_of_several_drives_a_batch(start: Starter, usage_url: 
         start(upstream.url, tenants=TENANTS, usage=usage_url) as two,
         client(two.url) as other,
     ):
-        asked = [await made(each, jsonl(*map(line, range(20)))) for each in (api, other, api, other)]
+        asked = [await each.made(jsonl(*map(line, range(20)))) for each in (api, other, api, other)]
         for batch in asked:
-            done = await when(other, batch.id, is_over)
+            done = await other.over(batch.id)
             assert (done.status, counts(done)) == ("completed", (20, 20, 0))
         assert {one.id async for one in api.batches.list()} == {batch.id for batch in asked}
         assert len(upstream.requests) == 80
-    assert (await usage_of(usage_url, 80))["alice", "chat"][0] == 80
+    assert (await usage_of(usage_url))["alice", "chat"][0] == 80
 
 
 @pytest.mark.slow
@@ -373,19 +362,19 @@ async def test_after_a_kill_a_batch_goes_on_where_it_stopped(tmp_path: Path) -> 
     async with Upstream(holding(held, set(range(100, lines)))) as upstream:
         config = config_file(tmp_path, upstream.url, tenants=TENANTS, usage=url)
         async with served(config) as gate, client(gate.url) as api:
-            batch = await made(api, jsonl(*map(line, range(lines))))
-            await when(api, batch.id, lambda one: one.request_counts.completed > 50)
+            batch = await api.made(jsonl(*map(line, range(lines))))
+            await api.when(batch.id, lambda one: one.request_counts.completed > 50)
             await gate.ends(signal.SIGKILL)
         before = Counter(number_of(seen) for seen in upstream.requests)
         held.set()
         await asyncio.to_thread(change, url, "UPDATE fairgate_batches SET lease_s = 0")  # as time would have
         async with served(config) as gate, client(gate.url) as api:
-            done = await when(api, batch.id, is_over)
+            done = await api.over(batch.id)
             assert (done.status, counts(done)) == ("completed", (lines, lines, 0))
-            results = await lines_of(api, done.output_file_id)
+            results = await api.lines_of(done.output_file_id)
             assert await gate.ends(signal.SIGTERM) == 0
         assert [each["custom_id"] for each in results] == [f"item-{n}" for n in range(lines)]
         after = Counter(number_of(seen) for seen in upstream.requests) - before
         assert sum(after.values()) <= lines - 50, "what had its result is not asked again"
-    sums = (await usage_of(url, lines))["alice", "chat"]
+    sums = (await usage_of(url))["alice", "chat"]
     assert (sums[0], sums[2], sums[4]) == (lines, 7 * lines, 2 * lines)

@@ -1,7 +1,11 @@
-"""What was sent is what arrives, but for the documented edits: at any engine, under any policy, at any placement."""
+"""What was sent is what arrives, but for the documented edits: at any engine, under any policy, at any placement.
+
+So a client gets through fairgate what it would get directly; the table of `tests/direct.py` says where it does not.
+"""
 
 from __future__ import annotations
 
+import json
 import random
 from itertools import product
 
@@ -11,12 +15,12 @@ from gateway.config.sections.keys import hash_key
 from gateway.request.prefix_hashes import salt_of
 from policies.orders.policy_entries import POLICIES
 from policies.placements.placement_entries import PLACEMENTS
-from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
-from tests.gateway.live import Starter, until
+from tests.direct import DIFFERENT, ROWS, strict
+from tests.gateway.capture import OK, Peer, Seen, Upstream, answer, replies
+from tests.gateway.live import MODEL, Starter
 from tests.kit.forms import AUDIO, CHAT, COMPLETIONS, END, FORM, MESSAGES, part
 from tests.kit.together import together
 
-OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
 TENANTS = [{"name": name, "keys": [hash_key(name)]} for name in ("alice", "bob")]
 ENGINES = ["vllm", "openai vllm", "vllm vllm openai"]
 COMBINATIONS = [
@@ -123,7 +127,6 @@ async def test_what_was_sent_arrives(start: Starter, policy: str, placement: str
                     upstream.requests.clear()
                     is_salted = kind == "vllm" and not shared
                     assert seen.body == (salted(arrives, tenant) if is_salted else arrives), (name, kind)
-            await until(live.holds_nothing)
 
 
 @pytest.mark.parametrize("engines", [("vllm", "openai"), ("openai", "vllm")])
@@ -146,3 +149,52 @@ async def test_each_engine_that_is_tried_gets_its_own(start: Starter, engines: t
             assert (await live.ask(path, sent, key="bob", content_type=label)).status == 200
             arrived = [upstream.requests[-1].body for upstream in (first, second)]
             assert arrived == [salted(arrives, "bob") if kind == "vllm" else arrives for kind in engines]
+
+
+# --- directly and through the gateway ---
+
+GOOD = b'{"model":"%b","usage":{"prompt_tokens":3,"completion_tokens":1},"choices":[]}' % MODEL.encode()
+WRONG = b'{"error":{"message":"wrong","type":"BadRequestError","param":null,"code":400}}'
+
+
+async def script(seen: Seen, peer: Peer) -> None:
+    """As vLLM does, of known length: nothing of a stream matters here."""
+    status = strict(seen)
+    await peer.send(answer(GOOD) if status == 200 else answer(WRONG, status=b"400 Bad Request"))
+
+
+def _engine_reads(body: bytes) -> object:
+    """What an engine reads, without what fairgate adds or names."""
+    read = json.loads(body)
+    return {name: value for name, value in read.items() if name not in ("cache_salt", "stream_options", "model")}
+
+
+async def test_bodies_get_the_answers_that_they_get_directly(start: Starter) -> None:
+    wrong: dict[str, object] = {}
+    async with Upstream(script) as upstream, start(upstream.url) as live:
+        for name, row in ROWS.items():
+            body = row.named(MODEL)
+            headers = {name.replace("-", "_"): value for name, value in row.headers.items()}
+            sent = len(upstream.requests)
+            got = await live.ask(row.path, body, **headers)
+            if got.status != row.through or (got.status >= 400 and not got.error["message"]):
+                wrong[name] = got
+            elif row.through == 200 and _engine_reads(upstream.requests[-1].body) != _engine_reads(body):
+                wrong[name] = upstream.requests[-1].body
+            elif row.through == 415 and got.headers["accept-encoding"] != "identity":
+                wrong[name] = got
+            if name.endswith("large") and len(upstream.requests) != sent:
+                wrong[name] = "an engine was asked"  # which a small one is not
+    assert not wrong
+
+
+def test_the_fake_server_reads_bodies_as_the_table_says() -> None:
+    """`tests/vllm` says the same of the real one."""
+    for name, row in ROWS.items():
+        head = "".join(f"{field}: {value}\r\n" for field, value in row.headers.items())
+        assert strict(Seen(f"POST {row.path} HTTP/1.1\r\n{head}\r\n".encode(), row.body)) == row.direct, name
+
+
+def test_the_table_says_all_differences() -> None:
+    different = {name for name, row in ROWS.items() if row.direct != row.through}
+    assert different == {*DIFFERENT, "compressed"}

@@ -1,4 +1,4 @@
-"""What an operator types: real processes, their ports, signals and exit codes."""
+"""What an operator types: real processes, their addresses, files, signals and exit codes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -62,13 +63,6 @@ async def _shell(line: str) -> str:
     return out.decode()
 
 
-async def test_serve_tells_how_it_is_used() -> None:
-    both = ("serve", "-c", "x.yaml", "--backend", "http://x:1")
-    for code, _, said in await asyncio.gather(run("serve"), run(*both)):
-        assert code == 2
-        assert "--backend" in said
-
-
 @pytest.mark.parametrize("command", [("check",), ("serve", "-c")], ids=["check", "serve"])
 async def test_a_bad_config_lists_every_fault_and_exits_with_2(tmp_path: Path, command: tuple[str, ...]) -> None:
     path = tmp_path / "bad.yaml"
@@ -108,6 +102,85 @@ async def test_serve_on_a_taken_port_says_which_it_is(
     assert f"Give another port with {option}, or `{field}` in the file" in said
 
 
+@pytest.mark.parametrize(
+    ("listen", "answering", "silent"),
+    [
+        pytest.param("[::]:{0}", ["127.0.0.1:{0}", "[::1]:{0}"], [], id="all of both families"),
+        pytest.param("[::1]:{0}", ["[::1]:{0}"], ["127.0.0.1:{0}"], id="one family"),
+        pytest.param(
+            ["127.0.0.1:{0}", "127.0.0.2:{1}"], ["127.0.0.1:{0}", "127.0.0.2:{1}"], ["127.0.0.1:{1}"], id="a list"
+        ),
+    ],
+)
+async def test_a_gateway_listens_where_the_config_says(
+    start: Starter, listen: Any, answering: list[str], silent: list[str]
+) -> None:
+    ports = free_port(), free_port()
+    listen = listen.format(*ports) if isinstance(listen, str) else [each.format(*ports) for each in listen]
+    fields = {"listen": listen, "admin": "[::]:0", "admin_token": "a" * 32}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+        assert live.gateway.port == ports[0]
+        for address in answering:
+            assert await status_of_one(f"http://{address.format(*ports)}") == 200
+        for address in silent:
+            assert is_refused(f"http://{address.format(*ports)}")
+        for host in ("127.0.0.1", "[::1]"):
+            async with live.http.get(f"http://{host}:{live.gateway.admin_port}/health") as response:
+                assert response.status == 200
+        assert all(line["client"] in ("127.0.0.1", "::1") for line in await live.lines(len(answering)))
+
+
+@pytest.mark.slow
+async def test_workers_listen_at_each_address_too(tmp_path: Path) -> None:
+    port = free_port()
+    async with Upstream(replies(OK)) as upstream:
+        file = config_file(tmp_path, upstream.url, listen=["[::]:0", f"127.0.0.2:{port}"], workers=2)
+        async with running("serve", "-c", file) as command:
+            found = await command.says(r"serving on http://\[::1\]:(\d+) with 2 workers")
+            await command.says(r"(?s)worker \d serves.*worker \d serves")
+            for address in (f"127.0.0.1:{found[1]}", f"[::1]:{found[1]}", f"127.0.0.2:{port}"):
+                assert await status_of_one(f"http://{address}") == 401
+
+
+FILES_MAX = 200
+FEW_FILES = ("sh", "-c", f'ulimit -n {FILES_MAX}; exec "$@"', "sh")
+
+
+async def test_an_address_with_more_connections_than_files_shuts_nobody_out(tmp_path: Path) -> None:
+    workers = 2
+    async with Upstream(Streams()) as upstream:
+        file = config_file(tmp_path, upstream.url, workers=workers)
+        async with running("serve", "-c", file, by=FEW_FILES) as command:
+            port = int((await command.says(r"serving on http://[^:]+:(\d+)"))[1])
+            key = (await command.says(r"alice +(fg-\S+)"))[1]
+            await command.says(r"limits.connections_max is \d+, and the limit of open files \(ulimit -n\) allows 68")
+            taken = [await asyncio.open_connection("127.0.0.1", port) for _ in range(workers * (FILES_MAX + 30))]
+            assert b"too_many_at_once" in await taken[-1][0].read()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+            head = f"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\r\n"
+            writer.write(head.encode())
+            assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+            for _, each in (*taken, (reader, writer)):
+                each.close()
+
+
+PRINTS_SWITCH_INTERVAL = """
+import atexit, runpy, sys
+atexit.register(lambda: print("a thread has its turn for", sys.getswitchinterval(), flush=True))
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+async def test_no_stream_waits_while_a_thread_computes() -> None:
+    options = ("--backend", "sim:demo", "--port", "0", "--admin-port", "0")
+    async with running("serve", *options, by=(sys.executable, "-c", PRINTS_SWITCH_INTERVAL)) as gateway:
+        await gateway.says("serving on")
+        gateway.signal(signal.SIGTERM)
+        found = await gateway.says(r"a thread has its turn for ([\d.]+)")
+        assert float(found[1]) <= 0.0005
+
+
 async def test_options_of_serve_go_before_the_file(tmp_path: Path) -> None:
     port, admin_port, log = free_port(), free_port(), tmp_path / "requests.log"
     given = ["--host", "127.0.0.2", "--port", str(port), "--admin-port", str(admin_port), "--access-log", str(log)]
@@ -128,14 +201,17 @@ async def test_options_of_serve_go_before_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--port", "70000"), "'--port'"),
-        (("--host", "a b"), "'--host'"),
-        (("--host", "x:1"), "'--host'"),
-        (("--port", "1", "--admin-port", "1"), "admin: takes the port of listen"),
+        ((), "--backend"),
+        (("-c", "{config}", "--backend", "http://x:1"), "--backend"),
+        (("-c", "{config}", "--port", "70000"), "'--port'"),
+        (("-c", "{config}", "--host", "a b"), "'--host'"),
+        (("-c", "{config}", "--host", "x:1"), "'--host'"),
+        (("-c", "{config}", "--port", "1", "--admin-port", "1"), "admin: takes the port of listen"),
     ],
 )
-async def test_an_option_that_cannot_be_is_refused(tmp_path: Path, options: tuple[str, ...], says: str) -> None:
-    code, out, said = await run("serve", "-c", config_file(tmp_path, "http://127.0.0.1:1"), *options)
+async def test_options_that_cannot_be_are_refused(tmp_path: Path, options: tuple[str, ...], says: str) -> None:
+    config = config_file(tmp_path, "http://127.0.0.1:1")
+    code, out, said = await run("serve", *[option.format(config=config) for option in options])
     assert (code, out) == (2, "")
     assert says in said
 
@@ -185,42 +261,26 @@ async def test_sigterm_lets_a_stream_end_and_takes_no_more(tmp_path: Path, worke
         assert len(upstream.requests) == 2
 
 
-async def test_what_connected_before_sigterm_is_still_served(tmp_path: Path) -> None:
-    engine = Streams()
-    async with Upstream(engine) as upstream, serving(tmp_path, upstream.url) as gate:
-        async with gate.ask(stream=True) as response:  # so that the gateway goes on for as long as this takes
-            reader, writer = await asyncio.open_connection("127.0.0.1", int(gate.url.rpartition(":")[2]))
-            gate.command.signal(signal.SIGTERM)
-            await until(lambda: is_refused(gate.url))
-            body = json.dumps(chat()).encode()
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {gate.key}\r\n"
-            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-            async with asyncio.timeout(WAIT_S):
-                answer = await reader.read()
-            assert answer.startswith(b"HTTP/1.1 200 OK"), answer
-            assert b"connection: close" in answer
-            engine.go_on.set()
-            assert (await response.read()).endswith(DONE)
-        assert await gate.command.ended() == 0
-        writer.close()
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
 
 
-async def test_a_request_of_which_a_part_came_before_sigterm_is_served_whenever_the_rest_comes(
-    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("came_before", [b"", HEAD], ids=["nothing", "a part"])
+async def test_a_request_on_a_connection_from_before_the_end_is_served(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, came_before: bytes
 ) -> None:
-    monkeypatch.setattr("gateway.process.gateway.ARRIVAL_S", 0.0)
-    async with Upstream(replies(OK)) as upstream:
-        gateway = Gateway(start.config(upstream.url))
-        await gateway.start()
-        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-        body = json.dumps(chat()).encode()
-        writer.write(f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n".encode())
-        async with aiohttp.ClientSession() as http:
-            connections = Live(gateway, http, tmp_path).server.connections
-        await until(lambda: any(each.has_begun() for each in connections))
-        stopping = asyncio.create_task(gateway.stop(WAIT_S))
-        await until(lambda: is_refused(f"http://127.0.0.1:{gateway.port}"))
-        writer.write(b"\r\n" + body)
+    """A connection that has sent nothing has some time for it; one that has begun, as long as others have."""
+    monkeypatch.setattr("gateway.process.gateway.ARRIVAL_S", 0.0 if came_before else WAIT_S)
+    body = json.dumps(chat()).encode()
+    request = HEAD + b"content-length: %d\r\n\r\n%b" % (len(body), body)
+    async with Upstream(replies(OK)) as upstream, aiohttp.ClientSession() as http:
+        live = Live(Gateway(start.config(upstream.url)), http, tmp_path)
+        await live.gateway.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", live.gateway.port)
+        writer.write(came_before)
+        await until(lambda: [each.has_begun() for each in live.server.connections] == [bool(came_before)])
+        stopping = asyncio.create_task(live.gateway.stop(WAIT_S))
+        await until(lambda: is_refused(live.url))
+        writer.write(request.removeprefix(came_before))
         answer = await reader.read()
         writer.close()
         await stopping

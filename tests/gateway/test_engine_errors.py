@@ -102,13 +102,11 @@ async def test_the_engine_s_own_trouble_is_a_plain_error_of_ours(start: Starter,
             assert not HIDDEN & played.got.headers.keys(), name
 
 
+REFUSED_IN_STREAM = b'data: {"error":{"message":"no","code":400}}\n\n'
 NO_TOKENS: dict[str, bytes] = {
     "an answer without tokens": answer(b'{"choices":[],"usage":{"prompt_tokens":0,"completion_tokens":0}}'),
     "an empty object": answer(b"{}"),
-    "an error in the stream": STREAM_HEAD
-    + chunk(b'data: {"error":{"message":"no","code":400}}\n\n')
-    + DONE
-    + STREAM_END,
+    "an error in the stream": STREAM_HEAD + chunk(REFUSED_IN_STREAM) + DONE + STREAM_END,
     "a stream without tokens": STREAM_HEAD + DONE + STREAM_END,
     "a stream that breaks off": STREAM_HEAD,
     **{name: answer(body, status=status) for name, (status, body, _) in TROUBLE.items()},
@@ -152,41 +150,33 @@ async def test_fields_of_a_good_answer_tell_nothing_either(start: Starter) -> No
             assert "access-control-allow-origin" not in got.headers
 
 
-WORDS: dict[str, tuple[bytes, dict[str, Any], dict[str, Any]]] = {
+WORDS: dict[str, tuple[int, dict[str, Any], tuple[str, str, str | None, int | None]]] = {
     "vLLM": (
-        b"404 Not Found",
+        404,
         {"error": {"message": "no such model", "type": "NotFoundError", "param": "model", "code": 404}},
-        {"message": "no such model", "type": "NotFoundError", "param": "model", "code": 404},
+        ("no such model", "NotFoundError", "model", 404),
     ),
     "older vLLM, SGLang": (
-        b"400 Bad Request",
+        400,
         {"object": "error", "message": "too long", "type": "BadRequestError", "param": None, "code": 400},
-        {"message": "too long", "type": "BadRequestError", "param": None, "code": 400},
+        ("too long", "BadRequestError", None, 400),
     ),
-    "TGI": (
-        b"422 Unprocessable Entity",
-        {"error": "Input validation error", "error_type": "validation"},
-        {"message": "Input validation error", "type": "validation", "param": None, "code": None},
-    ),
+    "TGI": (422, {"error": "too long", "error_type": "validation"}, ("too long", "validation", None, None)),
     "FastAPI": (
-        b"422 Unprocessable Entity",
+        422,
         {"detail": [{"loc": ["body", "n"], "msg": "must be less than 4", "input": SECRET}, {"msg": "x"}, 5]},
-        {"message": "n: must be less than 4; x", "type": "invalid_request_error", "param": None, "code": None},
+        ("n: must be less than 4; x", "invalid_request_error", None, None),
     ),
-    "FastAPI, in one sentence": (
-        b"409 Conflict",
-        {"detail": "already there"},
-        {"message": "already there", "type": "invalid_request_error", "param": None, "code": None},
-    ),
+    "FastAPI, in one sentence": (409, {"detail": "too long"}, ("too long", "invalid_request_error", None, None)),
     "Anthropic": (
-        b"400 Bad Request",
+        400,
         {"type": "error", "error": {"type": "invalid_request_error", "message": "too long"}, "debug": SECRET},
-        {"message": "too long", "type": "invalid_request_error", "param": None, "code": None},
+        ("too long", "invalid_request_error", None, None),
     ),
     "odd kinds": (
-        b"413 Content Too Large",
+        413,
         {"error": {"message": "too long", "type": 5, "param": [], "code": {"a": SECRET}}},
-        {"message": "too long", "type": "invalid_request_error", "param": None, "code": None},
+        ("too long", "invalid_request_error", None, None),
     ),
 }
 
@@ -195,11 +185,13 @@ WORDS: dict[str, tuple[bytes, dict[str, Any], dict[str, Any]]] = {
 async def test_what_is_wrong_with_the_request_is_said_in_the_engine_s_words(start: Starter, path: str) -> None:
     async with stage(start) as on:
         for name, (status, said, seen) in WORDS.items():
-            got = (await on.play(path, Sent(answer(json.dumps(said).encode(), *FIELDS, status=status)))).got
-            assert got.status == int(status[:3]), name
+            sent = answer(json.dumps(said).encode(), *FIELDS, status=b"%d Wrong" % status)
+            got = (await on.play(path, Sent(sent))).got
+            assert got.status == status, name
             error = in_shape(got, path)
-            assert error["message"] == seen["message"], name
-            assert path.startswith("/v1/messages") or error == seen, name
+            assert error["message"] == seen[0], name
+            shown = tuple(error.get(field) for field in ("message", "type", "param", "code"))
+            assert path.startswith("/v1/messages") or shown == seen, name
             assert SECRET not in got.body.decode() + str(got.headers), name
 
 
@@ -230,7 +222,6 @@ async def test_an_error_without_end_ends_where_the_bound_is(start: Starter) -> N
             got = await live.ask(path, ASKED[path])
             assert got.status == 502
             in_shape(got, path)
-        assert live.holds_nothing()
 
 
 AGAIN: dict[bytes, str | None] = {b"500 Oh": "1", b"599 Odd": "1", b"401 Who": None, b"302 Go": None}

@@ -7,10 +7,9 @@ import re
 import pytest
 
 from tests.gateway.capture import Upstream
-from tests.gateway.live import Starter, chat, until
+from tests.gateway.live import CHAT, Starter, chat, until
 from tests.kit.busy import OK, busy
 
-PATH = "/v1/chat/completions"
 EXPECTED, WILLING = "x-fairgate-expected-wait-s", "x-fairgate-wait-s-max"
 
 
@@ -50,14 +49,14 @@ async def test_who_is_willing_waits_and_who_need_not_wait_is_not_asked(start: St
 async def test_what_is_no_number_of_seconds_is_an_error(start: Starter) -> None:
     async with Upstream(lambda seen, peer: peer.send(OK)) as upstream, start(upstream.url) as live:
         for willing in ("", "-1", "1e3", "nan", "inf", "soon", "1.", ".5", "9999999999", "1,5", "٣"):
-            got = await live.ask(PATH, chat(max_tokens=5), **{WILLING: willing})
+            got = await live.ask(CHAT, chat(max_tokens=5), **{WILLING: willing})
             assert (got.status, got.error["code"], got.error["param"]) == (400, "invalid_request", WILLING), willing
 
 
 async def test_a_stream_that_waits_says_about_how_long_and_behind_how_many(start: Starter) -> None:
     async with busy(start, limits={"waiting_comment_s": 0.1}) as one:
         await one.fill(3)
-        async with one.live.post(PATH, chat(max_tokens=5, stream=True)) as response:
+        async with one.live.post(CHAT, chat(max_tokens=5, stream=True)) as response:
             assert float(response.headers[EXPECTED]) > 0
             comment = (await response.content.readuntil(b"\n\n")).decode()
             assert re.fullmatch(r": waiting, between \d+ seconds? and \d+ seconds?, behind 3 requests\n\n", comment)

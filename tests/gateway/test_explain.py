@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from gateway.config.sections.keys import hash_key, open_name
+from gateway.telemetry.logged import LogExcerpt
 from policies.admission.explanation import SHOWN_S_MIN
 from tests.commands import running
 from tests.gateway.live import MODEL, WAIT_S, Live, Starter, chat, simulated, until
-from tests.kit.overload import CHAT, Full, full, question
+from tests.kit.access_logs import logged, write
+from tests.kit.overload import CHAT, full, question
 from tests.ports import free_port
 
 SECRET = "patient 4711 has the flu"
@@ -37,20 +39,17 @@ async def test_a_refusal_is_explained_with_the_limit_and_the_kv_state(start: Sta
         refused = await gate.ask("t", question(SECRET), user=SECRET)
         assert refused.status == 429
         found = await explained(gate.live, refused.headers["x-request-id"])
-        assert found["state"] == "rejected"
+        assert (found["state"], found["inside_an_interaction"]) == ("rejected", False)
         assert found["decision"]["refused"] == "over_user_limit"
         assert found["decision"]["retry_after_s"] >= 1
-        assert found["flow"]["tenant"] == "t"
-        assert len(found["flow"]["user"]) == 16
+        assert (found["flow"]["tenant"], len(found["flow"]["user"])) == ("t", 16)
         assert found["pressure"]["overloaded"]
         assert "KV cache" in found["pressure"]["reason"]
-        assert not found["inside_an_interaction"]
         [limit] = [each for each in found["limits"] if each["name"] == "user_starts"]
-        assert (limit["limit"], limit["remaining"]) == (1, 0)
-        assert limit["reset_s"] > 0
+        assert (limit["limit"], limit["remaining"], limit["reset_s"] > 0) == (1, 0, True)
         assert found["numbers"]
         assert all(isinstance(value, int | float) for value in found["numbers"].values())
-        assert 0 < found["kv_expected"][next(iter(found["kv_expected"]))] <= 1
+        assert all(0 < part <= 1 for part in found["kv_expected"].values())
 
 
 async def test_what_held_a_request_back_is_in_its_line_in_the_metrics_and_in_its_explanation(start: Starter) -> None:
@@ -82,20 +81,6 @@ async def test_what_held_a_request_back_is_in_its_line_in_the_metrics_and_in_its
         assert metrics["fairgate_held_back_seconds_count", "turn", "pool"] >= 1
         seconds = metrics["fairgate_held_back_seconds_sum", "turn", "pool"]
         assert abs(1000 * seconds - line["waited_ms"]["turn"]) < 0.01
-
-
-async def test_whose_requests_were_ahead_is_named(start: Starter) -> None:
-    async with full(start, "light") as gate:
-        behind = asyncio.ensure_future(gate.ask("light", question("x " * 6000), user="5"))
-        request_id, found = await waits_for_a_cause(gate, "5")
-        assert found["ahead"] == {"holder": 3}
-        assert " behind 3 requests of holder: " in found["waited"]
-        for holder in gate.holders:
-            holder.cancel()
-        assert (await behind).status == 200
-        found = await explained(gate.live, request_id)
-        assert found["state"] == "dispatched"
-        assert 3 <= found["ahead"]["holder"] <= 4, "those that ended since are known, too"
 
 
 async def test_a_request_is_found_by_what_its_client_calls_it(start: Starter) -> None:
@@ -138,16 +123,6 @@ async def test_one_that_was_served_is_explained_after_its_end_also_by_the_comman
             assert (refused.status, len(refused.body) < 500) == (404, True), unknown
 
 
-async def waits_for_a_cause(gate: Full, user: str) -> tuple[str, dict[str, Any]]:
-    """The request of this user has waited so long that its wait has a cause: its id, and what `explain` knows."""
-    await until(lambda: gate.live.engine.queued == 2)
-    ids = {each.request.flow.user: each.request.id for each in gate.live.gateway.pools[0].dispatcher.exchanges()}
-    async with asyncio.timeout(WAIT_S):
-        while ": " not in (found := await explained(gate.live, ids[user]))["waited"]:
-            pass
-    return ids[user], found
-
-
 @pytest.fixture
 async def past(start: Starter, tmp_path: Path) -> AsyncIterator[Path]:
     """The file of a gateway that has forgotten what is in its log: half of it is rotated away, and something else
@@ -156,12 +131,21 @@ async def past(start: Starter, tmp_path: Path) -> AsyncIterator[Path]:
         behind = asyncio.ensure_future(
             gate.ask("light", question("x " * 6000), user="5", headers={"x_request_id": "of-the-client"})
         )
-        await waits_for_a_cause(gate, "5")
+        await until(lambda: gate.live.engine.queued == 2)
+        ids = {each.request.flow.user: each.request.id for each in gate.live.gateway.pools[0].dispatcher.exchanges()}
+        async with asyncio.timeout(WAIT_S):
+            while ": " not in (found := await explained(gate.live, ids["5"]))["waited"]:
+                pass  # until its wait has a cause
+        assert found["ahead"] == {"holder": 3}
+        assert " behind 3 requests of holder: " in found["waited"]
         refused = await gate.ask("light", question("again"), user="5")
         assert refused.status == 429
         for holder in gate.holders:
             holder.cancel()
         assert (await behind).status == 200
+        found = await explained(gate.live, ids["5"])
+        assert found["state"] == "dispatched"
+        assert 3 <= found["ahead"]["holder"] <= 4, "those that ended since are known, too"
         await gate.live.lines(6)
         log, config = tmp_path / "requests.log", tmp_path / "past.yaml"
         lines = gate.live.log.read_bytes().splitlines(keepends=True)
@@ -237,3 +221,42 @@ async def test_why_requests_of_a_tenant_failed_is_told_with_the_engine(start: St
             said = await explains("--tenant", "light", "--since", "1h", "--log", live.log)
     assert "4 requests of light: 2 failed, 1 completed, 1 refused." in said
     assert "Failed or refused: 2 backend_failed at gpu-1, 1 no_backend at gpu-1." in said
+
+
+def had(tenant: str, dispatched_s: float, ended_s: float, backend: str = "a", **more: object) -> str:
+    """What an engine had from then to then, dispatched as it came."""
+    return logged(
+        tenant=tenant, ts=ended_s, total_ms=1000 * (ended_s - dispatched_s), queue_ms=0, backend=backend, **more
+    )
+
+
+def waited(name: str, since_s: float, until_s: float) -> str:
+    """A request of `slow` that waited from then to then, and took a second at engine a."""
+    queue_ms = 1000 * (until_s - since_s)
+    return logged(
+        request_id=name, tenant="slow", ts=until_s + 1, total_ms=queue_ms + 1000, queue_ms=queue_ms, backend="a",
+        waited_ms={"turn": queue_ms},
+    )  # fmt: skip
+
+
+def test_those_are_ahead_that_the_same_engines_had_meanwhile(tmp_path: Path) -> None:
+    log = write(
+        tmp_path,
+        waited("one", 100, 110),
+        waited("two", 200, 210),
+        *(had("before", 90 + n, 99 + n) for n in range(3)),  # the third ended while `one` waited
+        *(had("batch", 101, 111) for _ in range(4)),
+        had("batch", 205, 206, backend="b"),
+        had("between", 150, 160),
+        had("after", 110.5, 120),
+        had("elsewhere", 101, 111, backend="c", model="another"),
+    )
+    both = LogExcerpt([log], lambda line: line.tenant == "slow")
+    assert both.ahead == {"batch": 5, "before": 1}
+    one = LogExcerpt([log], lambda line: line.request_id == "one", has="one")
+    assert one.ahead == {"batch": 4, "before": 1}
+    assert one.sentence() == (
+        "one of slow was dispatched to a; it waited 10 s behind 4 requests of batch, 1 of before: 10 s for its turn; "
+        "it had its first token after 0.2 s; it completed after 11 s."
+    )
+    assert LogExcerpt([log], lambda line: line.request_id == "two").ahead == {"batch": 1}

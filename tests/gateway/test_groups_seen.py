@@ -30,27 +30,21 @@ TENANTS: list[dict[str, Any]] = [
 ]
 
 
-def config(**more: Any) -> Config:
+def parts(**fields: Any) -> dict[str, tuple[float, float, float]]:
     pools = [{"name": "p", "backends": [{"url": "http://127.0.0.1:1"}]}]
-    return Config.model_validate({"pools": pools, "tenants": TENANTS, **more})
+    found = parts_of(Config.model_validate({"pools": pools, "tenants": TENANTS, **fields}))
+    return {name: (round(part.part, 4), part.floor, part.ceiling) for name, part in found.items()}
 
 
 def test_the_parts_of_siblings_add_up_to_that_of_their_group() -> None:
-    parts = {
-        name: (round(part.part, 4), part.floor, part.ceiling) for name, part in parts_of(config(groups=GROUPS)).items()
-    }
-    assert parts == {
+    assert parts(groups=GROUPS) == {
         " science": (0.5, 0.5, 1.0), " physics": (0.5, 0.0, 1.0), " law": (0.25, 0.0, 0.6),
         "quarks": (0.1667, 0.0, 1.0), "leptons": (0.3333, 0.0, 1.0), "civil": (0.25, 0.0, 1.0),
         "alone": (0.25, 0.0, 1.0),
     }  # fmt: skip
-
-
-def test_without_groups_weights_are_the_parts() -> None:
     flat = [{name: value for name, value in tenant.items() if name != "group"} for tenant in TENANTS]
-    assert {name: part.part for name, part in parts_of(config(tenants=flat)).items()} == {
-        "quarks": 0.2, "leptons": 0.4, "civil": 0.2, "alone": 0.2,
-    }  # fmt: skip
+    weights = {name: part for name, (part, _, _) in parts(tenants=flat).items()}
+    assert weights == {"quarks": 0.2, "leptons": 0.4, "civil": 0.2, "alone": 0.2}
 
 
 async def test_check_prints_the_tree(tmp_path: Path) -> None:

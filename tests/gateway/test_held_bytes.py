@@ -1,15 +1,23 @@
-"""What clients have the gateway hold of bodies and answers has one bound, and the one that has most meets it."""
+"""What clients have the gateway hold, and for how long, is what the config says."""
 
 from __future__ import annotations
 
 import asyncio
 
 from gateway.config.memory_bounds import MEMORY_MAX_LEAST, bounds_of
-from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, chunk, token
-from tests.gateway.live import Starter, chat, until
+from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
+from tests.gateway.live import CHAT, MODEL, Starter, chat, until
+from tests.http.http_raw import dripped
 
-CHAT = "/v1/chat/completions"
 BOUNDS = bounds_of(MEMORY_MAX_LEAST, 1)
+
+
+async def test_without_a_head_a_connection_lives_as_long_as_the_config_says(start: Starter, quick_sweep: None) -> None:
+    """`tests/http` has each way to send too slowly."""
+    limits = {"client_head_s": 0.1, "client_idle_s": 1000, "client_body_s": 1000}
+    async with start("sim:demo", limits=limits) as live:
+        assert {name: getattr(live.server.limits, name) for name in limits} == limits
+        assert await dripped(live.gateway.port, b"GET /version HTTP/1.1\r\nHost: x\r\nA: ", b"a") == [408]
 
 
 async def test_a_body_counts_until_its_answer_begins(start: Starter) -> None:
@@ -30,7 +38,6 @@ async def test_a_body_counts_until_its_answer_begins(start: Starter) -> None:
         assert not asked.done()
         end.set()
         assert (await asked).status == 200
-        await until(live.holds_nothing)
 
 
 async def test_answers_beyond_what_is_kept_are_relayed_as_they_come(start: Starter) -> None:
@@ -54,4 +61,46 @@ async def test_answers_beyond_what_is_kept_are_relayed_as_they_come(start: Start
         answers = await asyncio.gather(*asked)
         assert {(each.status, len(each.json["text"])) for each in answers} == {(200, part)}
         assert pool.answers_bytes == 0
-        await until(live.holds_nothing)
+
+
+# --- names that clients invent ---
+
+OK = answer(b'{"choices":[{"finish_reason":"tool_calls"}],"usage":{"prompt_tokens":7,"completion_tokens":2}}')
+POOLS, ASKED, AT_ONCE = 20, 160, 20
+
+
+async def test_every_table_of_a_running_gateway_has_its_bound(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream:
+        backends = [{"url": f"{upstream.url}/{number}"} for number in range(2)]
+        pools = [{"name": "first", "models": [MODEL], "backends": backends}]
+        pools += [
+            {"name": f"p{number}", "models": [f"m{number}"], "backends": [{"url": f"{upstream.url}/of/{number}"}]}
+            for number in range(1, POOLS)
+        ]
+        async with start(pools=pools, memory_max=MEMORY_MAX_LEAST, quota={"tokens_per_day": 10**9}) as live:
+            for begun in range(0, ASKED, AT_ONCE):
+                answers = [
+                    live.ask("/v1/chat/completions", chat(f"question {n}", user=f"u{n}"), key=f"key {n}")
+                    for n in range(begun, begun + AT_ONCE)
+                ]
+                assert {each.status for each in await asyncio.gather(*answers)} == {200}
+            await until(live.holds_nothing)
+            bounds = bounds_of(MEMORY_MAX_LEAST, POOLS)
+            gateway, engine = live.gateway, live.engine
+            backlog = engine.policy.order.backlog
+            assert backlog is not None
+            assert backlog.remembered() == bounds.of("flows") // 2 * 2 < ASKED
+            assert len(engine.recent._decided) == bounds.of("decisions") < ASKED
+            assert len(engine.requests.lengths._populations) == bounds.of("lengths") < ASKED  # type: ignore[attr-defined]
+            assert engine.policy.prefixes is not None
+            assert engine.policy.prefixes._blocks_max == bounds.blocks
+            assert engine.interactions.settings.open_max == bounds.of("interactions")
+            assert engine.interactions.paces.apps_max == bounds.of("paces")
+            assert engine.quotas is not None
+            assert engine.quotas.day._members_max == engine.quotas.minute._members_max == bounds.of("quotas")
+            assert gateway.recent._ends.maxlen == bounds.of("ends")
+            assert gateway.shared.claims is not None
+            assert gateway.shared.claims._flows_max == bounds.of("texts")
+            limits = live.server.limits
+            assert (limits.bodies_bytes_max, limits.connections_max) == (bounds.bodies_bytes, bounds.connections)
+            assert engine.limits.queue_bytes_max == bounds.queue_bytes

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
-from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.capture import OK, Upstream, replies
 from tests.gateway.live import MODEL, Starter, chat
 from tests.kit.forms import (
     AUDIO,
@@ -23,9 +21,6 @@ from tests.kit.forms import (
     UPLOAD,
     part,
 )
-
-OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
-
 
 # --- labels ---
 
@@ -45,34 +40,32 @@ async def test_json_is_read_as_json_whatever_its_label_says(start: Starter) -> N
                 upstream.requests.clear()
 
 
-async def test_json_is_refused_where_forms_are_read(start: Starter) -> None:
-    asked = [(path, label) for path in (AUDIO, "/v1/unheard-of") for label in FORMS] + [(AUDIO, "application/json")]
-    async with Upstream(replies(OK)) as upstream, start(upstream.url, routes=UNHEARD_OF) as live:
-        for path, label in asked:
-            got = await live.ask(path, chat(**STEERING), content_type=label)
-            assert (got.status, got.error["code"]) == (400, "invalid_request"), (path, label)
-        assert not upstream.requests
-        assert live.holds_nothing()
-
-
 # --- forms ---
 
 
-async def test_forms_as_clients_write_them(start: Starter) -> None:
+def steered(name: str) -> bytes:
+    """A form with this field in three places, once without quotes around its name."""
+    steering = part(name, '{"a":1}')
+    return (
+        steering + part("model", MODEL) + steering + FILE + steering.replace(f'"{name}"'.encode(), name.encode()) + END
+    )
+
+
+FOLLOWING = (b"\r\n", b"an epilogue", part("priority"), b"\r\n" + part("priority") + END)
+ARRIVING = {
+    **{name: (label, body, body) for name, (label, body) in LEGAL.items()},
+    **{f"before {rest!r}": (FORM, UPLOAD + rest, UPLOAD) for rest in FOLLOWING},
+    **{f"steered by {name}": (FORM, steered(name), part("model", MODEL) + FILE + END) for name in STEERING},
+}
+
+
+async def test_of_a_form_all_arrives_but_what_steers_or_follows_it(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
-        for number, (name, (label, body)) in enumerate(LEGAL.items(), 1):
-            assert (await live.ask(AUDIO, body, content_type=label)).status == 200, name
-            assert upstream.requests[-1].body == body, name
+        for number, (name, (label, sent, arrives)) in enumerate(ARRIVING.items(), 1):
+            assert (await live.ask(AUDIO, sent, content_type=label)).status == 200, name
+            assert upstream.requests[-1].body == arrives, name
             line = (await live.lines(number))[-1]
-            assert (line["model"], line["stream"]) == (MODEL, b"true" in body), name
-
-
-async def test_what_follows_a_form_is_left_out(start: Starter) -> None:
-    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
-        for rest in [b"\r\n", b"an epilogue", part("priority"), b"\r\n" + part("priority") + END]:
-            assert (await live.ask(AUDIO, UPLOAD + rest, content_type=FORM)).status == 200, rest
-            assert upstream.requests[0].body == UPLOAD, rest
-            upstream.requests.clear()
+            assert (line["model"], line["stream"]) == (MODEL, b"true" in sent), name
 
 
 DOUBTFUL_LABELS = [
@@ -81,27 +74,6 @@ DOUBTFUL_LABELS = [
     "multipart/form-data; boundary=x; charset=none-such", 'multipart/form-data; boundary="x',
     f"multipart/form-data; boundary={'x' * 71}", 'multipart/form-data; boundary="x "',
 ]  # fmt: skip
-
-
-async def test_a_label_in_doubt_is_refused(start: Starter) -> None:
-    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
-        for label in DOUBTFUL_LABELS:
-            got = await live.ask(AUDIO, UPLOAD, content_type=label)
-            assert (got.status, got.error["code"]) == (400, "invalid_request"), label
-            assert not upstream.requests, label
-
-
-async def test_no_part_of_a_form_steers_the_engine(start: Starter) -> None:
-    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
-        for name in STEERING:
-            steering = part(name, '{"a":1}')
-            unquoted = steering.replace(f'"{name}"'.encode(), name.encode())
-            body = steering + part("model", MODEL) + steering + FILE + unquoted
-            assert (await live.ask(AUDIO, body + END, content_type=FORM)).status == 200, name
-            assert upstream.requests[0].body == part("model", MODEL) + FILE + END, name
-            upstream.requests.clear()
-
-
 DOUBTFUL = {
     "no boundary": b"",
     "something before it": b"a\r\n" + UPLOAD,
@@ -132,11 +104,20 @@ DOUBTFUL = {
 }
 
 
-async def test_a_form_in_doubt_is_refused(start: Starter) -> None:
-    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
-        for name, body in DOUBTFUL.items():
-            got = await live.ask(AUDIO, body, content_type=FORM)
-            assert (got.status, got.error["code"]) == (400, "invalid_request"), name
+JSON = json.dumps(chat(**STEERING)).encode()
+REFUSED = [
+    *((name, AUDIO, FORM, body) for name, body in DOUBTFUL.items()),
+    *((label, AUDIO, label, UPLOAD) for label in DOUBTFUL_LABELS),
+    *(("JSON", path, label, JSON) for path in (AUDIO, "/v1/unheard-of") for label in FORMS),
+    ("JSON", AUDIO, "application/json", JSON),
+]
+
+
+async def test_what_may_be_no_form_or_another_one_is_refused_where_forms_are_read(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, routes=UNHEARD_OF) as live:
+        for name, path, label, body in REFUSED:
+            got = await live.ask(path, body, content_type=label)
+            assert (got.status, got.error["code"]) == (400, "invalid_request"), (name, path, label)
             assert len(got.body) < 1000, name
             assert live.holds_nothing(), name
         assert not upstream.requests
@@ -174,22 +155,14 @@ async def test_each_api_reads_its_own_limits(start: Starter) -> None:
                 assert not upstream.requests, path
 
 
-@pytest.mark.interpreted_only("watches what the engine is told")
 async def test_an_unknown_api_is_counted_with_all_that_the_model_can_say(start: Starter) -> None:
+    small = {"max_tokens": 1, "max_output_tokens": 1, "max_completion_tokens": 1}
     async with Upstream(replies(OK)) as upstream, start(upstream.url, routes=UNHEARD_OF) as live:
-        small = {"max_tokens": 1, "max_output_tokens": 1, "max_completion_tokens": 1}
-        counted = []
-        submit = live.engine.arrived
-
-        def arrived(request: Any, now: float) -> Any:
-            counted.append(request.output_tokens_max)
-            return submit(request, now)
-
-        live.engine.arrived = arrived  # type: ignore[method-assign]
         for path in ("/v1/unheard-of", CHAT):
             assert (await live.ask(path, chat(**small))).status == 200
-        assert counted[0] > 4000
-        assert counted[1] == 1
+        unknown, known = [line["tokens_out_max"] for line in await live.lines(2)]
+        assert unknown > 4000
+        assert known == 1
 
 
 async def test_a_field_of_another_api_is_no_prompt(start: Starter) -> None:

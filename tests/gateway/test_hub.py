@@ -29,7 +29,7 @@ from gateway.telemetry.metric_families import FAMILIES
 from gateway.usage.counts import UsageTotals
 from gateway.usage.database import Database
 from gateway.usage.written import Batch, add
-from policies.replicas.messages import CallDelta, ReplicaReport
+from policies.replicas.messages import ReplicaReport
 from policies.replicas.schedule import DEADLINE_S
 from tests.gateway.live import Starter, chat, simulated, until
 from tests.gateway.load import tenants
@@ -60,24 +60,14 @@ async def test_a_prompt_is_found_where_another_worker_sent_it(start: Starter) ->
         assert await cached_in_turns(*lives) == pytest.approx(expected, rel=0.01)
 
 
-def exchanged(replica: Any = "me", pool: str = "default", number: int = 1, **report: Any) -> bytes:
-    return frame([1, "exchange", replica, pool, number, encode(REPORT._replace(**report))])
-
-
 NONSENSE = {
     "no MessagePack": b"\x00\x00\x00\x03abc",
     "too long": (FRAME_BYTES_MAX + 1).to_bytes(4, "big"),
-    "no list": b"\x00\x00\x00\x01\x05",
-    "nothing": b"\x00\x00\x00\x01\x90",
-    "no such thing": b"\x00\x00\x00\x09\x92\x01\xa6delete",
-    "too little": b"\x00\x00\x00\x0b\x92\x01\xa8exchange",
+    "no such thing": frame([1, "delete"]),
     "nested": b"\x00\x01\x00\x00" + b"\x91" * 65_536,
-    "no name": exchanged(replica=7),
-    "no number": exchanged(number=2**63),
-    "not a number": exchanged(quantum=math.nan),
-    "infinite": exchanged(pool="*", calls=[CallDelta("c", 1, 1, math.inf, 1.0, False)]),
-    "nothing that is learned": frame([1, "learn", "default", 5]),
+    "not a number": frame([1, "exchange", "me", "default", 1, encode(REPORT._replace(quantum=math.nan))]),
 }
+"""The harness `frames` of `tests/fuzz` has all else that a worker might say."""
 
 
 async def test_what_makes_no_sense_ends_that_connection_only(start: Starter) -> None:
@@ -160,8 +150,10 @@ async def test_an_answer_that_came_while_a_worker_stood_still_is_no_failure() ->
 @pytest.mark.slow
 @pytest.mark.parametrize(("comes", "served"), [(True, 20), (False, 10 + 5)])
 async def test_workers_whose_hub_starts_late_count_a_limit_together_and_by_parts_if_it_never_does(
-    start: Starter, comes: bool, served: int
+    start: Starter, monkeypatch: pytest.MonkeyPatch, comes: bool, served: int
 ) -> None:
+    if not comes:
+        monkeypatch.setattr("gateway.pool.replication.ticker.START_S", 2.0)
     named = [each | {"quota": {"requests_per_day": 20}} for each in tenants(a=1)]
     found = RunDirectory.made(WORKERS)
     server, listener = ExchangeServer(found), unix_listener(found.exchange)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,13 +17,22 @@ from policies.request import NO_CLAIM, Claim, Flow
 from tests.claims import claim_of
 
 FLOW = Flow("tenant", "default", "u")
-USER = {"role": "user", "content": "Which files are here?"}
+
+
+def asked(content: str) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def said(content: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content}
+
+
+USER = asked("Which files are here?")
 CALLS = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "ls"}}]}
 RESULT = {"role": "tool", "tool_call_id": "c", "content": "a.py"}
-SAID = {"role": "assistant", "content": "a.py"}
+SAID = said("a.py")
 TERSE = "You are terse."
 SYSTEM = {"role": "system", "content": TERSE}
-CALLED = (CALLS, RESULT)
 
 
 def reader(**rules: Any) -> ClaimReader:
@@ -57,67 +65,51 @@ ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "t
 REASONING = {"type": "reasoning", "summary": []}
 FUNCTION_CALL = {"type": "function_call", "call_id": "c", "name": "ls", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "a.py"}
+USED, CALLED, RAN = [TOOL_USE, TOOL_RESULT], [CALLS, RESULT], [REASONING, FUNCTION_CALL, OUTPUT]
+TWICE = [FUNCTION_CALL, FUNCTION_CALL, OUTPUT, OUTPUT]
+REMINDER = asked("<reminder>Be quick.</reminder>")
+REMINDS = [*CALLED, REMINDER]
+QUOTED, FORGED = 'say "hi", \\ please', '","cache_control":{"type":"ephemeral"}'
+MARKED = blocks({"type": "text", "text": QUOTED, "cache_control": {"type": "ephemeral", "ttl": "1h"}})
+
+TALKS: dict[str, tuple[str, list[dict[str, Any]]]] = {
+    "chat": ("a1+ a2 a3", [chat(SYSTEM, USER, *turns) for turns in ([], CALLED, [*CALLED * 2, RESULT])]),
+    "messages": ("a1+ a2 a3", [chat(USER, *turns) for turns in ([], USED, [*USED, TOOL_USE, REMINDED])]),
+    "responses": ("a1+ a2 a3", [{"input": [ITEM, *turns]} for turns in ([], RAN, [*RAN, *TWICE])]),
+    "a turn of the user": ("a2 b1+", [chat(USER, *CALLED), chat(USER, *CALLED, SAID, asked("And now?"))]),
+    "a question in two talks": ("a1+ b1+", [chat(asked(topic), SAID, USER) for topic in ("Rome", "Athens")]),
+    "in two sessions": ("a1+ b1+ a1+", [chat(USER, session_id=session) for session in ("s1", "s2", "s1")]),
+    "marks for the engine's cache": ("a1+ a1+ a2", [chat(asked(QUOTED)), chat(MARKED), chat(asked(QUOTED), *USED)]),
+    "a forged mark": ("a1+ b1+", [chat(blocks({"type": "text", "text": text})) for text in (FORGED, "")]),
+    "an answer begun": ("a1+ a1?", [chat(USER), chat(USER, said("The files are"))]),
+    "words beside a result": ("a1+ a2 a3", [chat(USER), chat(USER, *REMINDS), chat(USER, *REMINDS, *CALLED)]),
+    "words before a result": ("a1+ a2", [chat(USER), chat(USER, CALLS, REMINDER, RESULT)]),
+    "the same words alone": ("a1+ b1+", [chat(USER), chat(USER, *CALLED, SAID, REMINDER)]),
+}
+"""Calls by what they show: the letter of the interaction and the stage of each. `+` begins it, `?` may begin it."""
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "third"),
-    [
-        (chat(SYSTEM, USER), chat(SYSTEM, USER, *CALLED), chat(SYSTEM, USER, *CALLED, *CALLED, RESULT)),
-        (chat(USER), chat(USER, TOOL_USE, TOOL_RESULT), chat(USER, TOOL_USE, TOOL_RESULT, TOOL_USE, REMINDED)),
-        (
-            {"input": [ITEM]},
-            {"input": [ITEM, REASONING, FUNCTION_CALL, OUTPUT]},
-            {"input": [ITEM, REASONING, FUNCTION_CALL, OUTPUT, *[FUNCTION_CALL] * 2, *[OUTPUT] * 2]},
-        ),
-    ],
-    ids=["chat", "messages", "responses"],
-)
-def test_tool_results_go_on_with_the_answer(first: Any, second: Any, third: Any) -> None:
+@pytest.mark.parametrize("name", TALKS)
+def test_calls_are_of_the_interaction_and_stage_that_their_turns_show(name: str) -> None:
+    expected, calls = TALKS[name]
     by = reader()
-    claims = [claim(body, by) for body in (first, second, third)]
-    assert len({each.id for each in claims}) == 1
-    assert [(each.stage, each.begins) for each in claims] == [(1, True), (2, False), (3, False)]
+    claims = [claim(body, by) for body in calls]
+    letters = dict(zip(dict.fromkeys(each.id for each in claims), "abc", strict=False))
+    signs = {True: "+", False: "", None: "?"}
+    assert " ".join(f"{letters[each.id]}{each.stage}{signs[each.begins]}" for each in claims) == expected
     assert not any(each.explicit or each.ends for each in claims)
-
-
-def test_a_turn_of_the_user_begins_the_next_interaction() -> None:
-    asked = claim(chat(USER, CALLS, RESULT))
-    again = claim(chat(USER, CALLS, RESULT, SAID, {"role": "user", "content": "And now?"}))
-    assert (again.stage, again.begins) == (1, True)
-    assert again.id != asked.id
-
-
-def test_the_same_question_in_another_talk_is_another_interaction() -> None:
-    talks = [chat({"role": "user", "content": topic}, SAID, USER) for topic in ("Rome", "Athens")]
-    assert len({claim(talk).id for talk in talks}) == 2
-    sessions = [claim(chat(USER), x_claude_code_session_id=session).id for session in ("s1", "s2", "s1")]
-    assert len(set(sessions)) == 2
 
 
 @pytest.mark.parametrize("header", ["x-claude-code-session-id", "x-session-affinity", "session-id", "session_id"])
 def test_a_session_keeps_its_interactions_apart_and_survives_a_history_cut_short(header: str) -> None:
     fields = [(header.encode(), b"s")]
     by = reader()
-    long = payload(chat({"role": "user", "content": "Hi"}, SAID, USER))
-    cut = payload(chat(USER, CALLS, RESULT))
+    long = payload(chat(asked("Hi"), SAID, USER))
+    cut = payload(chat(USER, *CALLED))
     claims = [claim_of(by, fields, each, FLOW, generates=True) for each in (long, cut)]
     assert claims[0].id == claims[1].id
     assert [each.begins for each in claims] == [True, False]
     assert claim_of(by, [], cut, FLOW, generates=True).id != claims[0].id
-
-
-def test_marks_for_the_engines_cache_do_not_change_the_question() -> None:
-    plain = {"role": "user", "content": 'say "hi", \\ please'}
-    marked = blocks({"type": "text", "text": plain["content"], "cache_control": {"type": "ephemeral", "ttl": "1h"}})
-    assert claim(chat(plain)).id == claim(chat(marked)).id == claim(chat(plain, TOOL_USE, TOOL_RESULT)).id
-    forged = blocks({"type": "text", "text": '","cache_control":{"type":"ephemeral"}'})
-    assert claim(chat(forged)).id != claim(chat(blocks({"type": "text", "text": ""}))).id
-
-
-def test_an_answer_begun_for_the_model_is_no_call_yet() -> None:
-    begun = claim(chat(USER, {"role": "assistant", "content": "The files are"}))
-    assert (begun.stage, begun.begins) == (1, None)
-    assert begun.id == claim(chat(USER)).id
 
 
 @pytest.mark.parametrize(
@@ -144,28 +136,23 @@ def test_the_clients_own_word_comes_first() -> None:
     assert by_body.explicit
     assert by_body.id not in (by_header.id, "in-body")
     ended = claim(chat(USER, CALLS, RESULT), x_fairgate_end="1")
-    assert ended == replace(claim(chat(USER, CALLS, RESULT)), ends=True)
+    assert ended == claim(chat(USER, CALLS, RESULT))._replace(ends=True)
 
 
 @pytest.mark.parametrize(
     ("headers", "metadata", "param"),
     [
-        ({"x_fairgate_interaction": ""}, {}, "x-fairgate-interaction"),
-        ({"x_fairgate_interaction": "x" * 257}, {}, "x-fairgate-interaction"),
-        ({"x_fairgate_interaction": "a\tb"}, {}, "x-fairgate-interaction"),
-        ({"x_fairgate_interaction": "\xff"}, {}, "x-fairgate-interaction"),
-        ({}, {"fairgate_interaction": "a\nb"}, "metadata.fairgate_interaction"),
-        ({}, {"fairgate_interaction": 5}, "metadata"),
-        ({"x_fairgate_stage": "two"}, {}, "x-fairgate-stage"),
-        ({"x_fairgate_stage": "0"}, {}, "x-fairgate-stage"),
-        ({"x_fairgate_stage": "-1"}, {}, "x-fairgate-stage"),
-        ({"x_fairgate_stage": "1.5"}, {}, "x-fairgate-stage"),
-        ({"x_fairgate_stage": "9" * 5000}, {}, "x-fairgate-stage"),
-        ({"x_fairgate_stage": "٣".encode().decode("latin-1")}, {}, "x-fairgate-stage"),
-        ({}, {"fairgate_stage": 0}, "metadata.fairgate_stage"),
-        ({}, {"fairgate_stage": "x"}, "metadata.fairgate_stage"),
+        *(({"x_fairgate_interaction": id}, {}, "x-fairgate-interaction") for id in ("", "x" * 257, "a\tb", "\xff")),
+        *(
+            ({"x_fairgate_stage": stage}, {}, "x-fairgate-stage")
+            for stage in ("two", "0", "-1", "1.5", "9" * 5000, "٣".encode().decode("latin-1"))
+        ),
         ({"x_fairgate_end": "perhaps"}, {}, "x-fairgate-end"),
-        ({}, {"fairgate_end": "maybe"}, "metadata.fairgate_end"),
+        ({}, {"fairgate_interaction": 5}, "metadata"),
+        *(
+            ({}, {f"fairgate_{name}": wrong}, f"metadata.fairgate_{name}")
+            for name, wrong in (("interaction", "a\nb"), ("stage", 0), ("stage", "x"), ("end", "maybe"))
+        ),
     ],
 )
 def test_a_bad_claim_in_so_many_words_is_refused(headers: Any, metadata: Any, param: str) -> None:
@@ -184,7 +171,7 @@ def test_a_bad_session_header_is_not_trusted_and_no_error(session: str) -> None:
 def test_every_rule_can_be_switched_off_for_an_app() -> None:
     by = ClaimReader(InteractionRules(), {"quiet": InteractionRules(headers=False, content=False, prefixes=False)})
     quiet = Flow("tenant", "quiet")
-    assert claim(chat(USER, CALLS, RESULT), by, quiet, x_fairgate_interaction="mine", session_id="s") == NO_CLAIM
+    assert claim(chat(USER, *CALLED), by, quiet, x_fairgate_interaction="mine", session_id="s") == NO_CLAIM
     assert claim({"prompt": "abc"}, by, quiet) == NO_CLAIM
     assert claim(chat(USER), by).id
     no_sessions = reader(sessions=False)
@@ -195,20 +182,20 @@ def answered(*tool_ids: str, text: str = "", arguments: str = "") -> AnswerKeys:
     """What is kept of an answer that says this and calls these tools."""
     keys = AnswerKeys()
     keys.tool_ids = {id_.encode(): None for id_ in tool_ids}
-    keys.text, keys.arguments = (json.dumps(said)[1:-1].encode() for said in (text, arguments))
+    keys.text, keys.arguments = (json.dumps(each)[1:-1].encode() for each in (text, arguments))
     return keys
 
 
 def test_a_response_that_is_gone_on_from_is_found_by_its_id() -> None:
-    asked = claim({"input": "Which files?"})
-    assert (asked.stage, asked.begins) == (1, True)
-    [gone_on_by] = answer_keys(asked, AnswerKeys(), "resp_1").strong
+    first = claim({"input": "Which files?"})
+    assert (first.stage, first.begins) == (1, True)
+    [gone_on_by] = answer_keys(first, AnswerKeys(), "resp_1").strong
     second = claim({"previous_response_id": "resp_1", "input": [OUTPUT]})
     assert second.begins is False
     assert gone_on_by in second.keys.strong
     new = claim({"previous_response_id": "resp_1", "input": "And now?"})
     assert (new.stage, new.begins) == (1, True)
-    assert new.id != asked.id
+    assert new.id != first.id
     assert gone_on_by in new.keys.weak, "a person may go on as well, but not at an agent's pace"
     assert gone_on_by not in new.keys.strong
 
@@ -219,15 +206,9 @@ BROUGHT_BACK: dict[str, tuple[dict[str, Any], str]] = {
     "messages and text": (chat(USER, TOOL_USE, REMINDED), "t"),
     "responses": ({"input": [ITEM, REASONING, FUNCTION_CALL, OUTPUT]}, "c"),
     "all else is cut": (chat(RESULT), "c"),
-    "reminder": (chat(USER, CALLS, RESULT, {"role": "user", "content": "<reminder>Be quick.</reminder>"}), "c"),
-    "in a text": (
-        chat(USER, {"role": "assistant", "content": "Calling tools: [{'id': 'call-1'}]"}, USER),
-        "call-1",
-    ),
-    "called in JSON in text": (
-        chat(USER, {"role": "assistant", "content": 'Calling tools: [{"id": "call-2"}]'}, USER),
-        "call-2",
-    ),
+    "reminder": (chat(USER, CALLS, RESULT, REMINDER), "c"),
+    "in a text": (chat(USER, said("Calling tools: [{'id': 'call-1'}]"), USER), "call-1"),
+    "in JSON in a text": (chat(USER, said('Calling tools: [{"id": "call-2"}]'), USER), "call-2"),
 }
 
 
@@ -237,29 +218,20 @@ def test_whoever_brings_the_id_of_a_call_back_proves_that_it_was_answered(name: 
     assert claim(body).keys.strong == answer_keys(NO_CLAIM, answered(id_), "").strong
 
 
-def test_what_the_user_says_beside_a_result_is_no_question() -> None:
-    reminder = {"role": "user", "content": "<reminder>Be quick.</reminder>"}
-    talks = [chat(USER, *CALLED, reminder), chat(USER, CALLS, reminder, RESULT), chat(USER, *CALLED, reminder, *CALLED)]
-    claims = [claim(talk) for talk in (chat(USER), *talks)]
-    assert len({each.id for each in claims}) == 1
-    assert [(each.stage, each.begins) for each in claims] == [(1, True), (2, False), (2, False), (3, False)]
-    assert claim(chat(USER, *CALLED, SAID, reminder)).begins, "there it is one"
-
-
 @pytest.mark.parametrize("session", ["", "s"])
 def test_the_turn_of_a_model_that_calls_its_tools_in_text_is_known_again(session: str) -> None:
     headers = {"x_session_id": session} if session else {}
     thought = "THOUGHT: I look at the files first.\n\nls -la"
-    asked = claim(chat(SYSTEM, USER), **headers)
-    own_keys = answer_keys(asked, answered(text=thought), "")
-    seen = {"role": "user", "content": "Observation: a.py"}
-    step = chat(SYSTEM, USER, {"role": "assistant", "content": thought}, seen)
+    first = claim(chat(SYSTEM, USER), **headers)
+    own_keys = answer_keys(first, answered(text=thought), "")
+    seen = asked("Observation: a.py")
+    step = chat(SYSTEM, USER, said(thought), seen)
     shown = claim(step, **headers).keys
-    assert (asked.session or asked.id) in shown.weak
+    assert (first.session or first.id) in shown.weak
     assert set(own_keys.weak) <= set(shown.weak)
     assert own_keys.text
     assert set(own_keys.text) <= set(shown.text)
-    cut = claim(chat({"role": "assistant", "content": [{"type": "text", "text": thought + "\nmore"}]}, seen), **headers)
+    cut = claim(chat(said([{"type": "text", "text": thought + "\nmore"}]), seen), **headers)
     assert set(own_keys.text) <= set(cut.keys.text), "in another form, without what came before"
     other = claim(step, x_session_id="other").keys
     assert not set(own_keys.weak) & set(other.weak)
@@ -268,22 +240,20 @@ def test_the_turn_of_a_model_that_calls_its_tools_in_text_is_known_again(session
 
 def test_what_was_handed_to_a_tool_may_be_the_task_of_another_agent() -> None:
     task = "Look up who changed the parser last."
-    asked = claim(chat(SYSTEM, USER))
     handed_over = answered("c", arguments=json.dumps({"input": task}))
-    own_keys = answer_keys(asked, handed_over, "")
-    template = {"role": "user", "content": f"You have been given a task by your manager:\n{task}\nBegin now."}
-    for own in ({"role": "user", "content": task}, template):
-        keys = claim(chat(SYSTEM, own)).keys
+    own_keys = answer_keys(claim(chat(SYSTEM, USER)), handed_over, "")
+    for own in (task, f"You have been given a task by your manager:\n{task}\nBegin now."):
+        keys = claim(chat(SYSTEM, asked(own))).keys
         assert len(set(own_keys.text) & set(keys.text)) >= keys.text_min
-    same = claim(chat(SYSTEM, {"role": "user", "content": task}))
+    same = claim(chat(SYSTEM, asked(task)))
     assert not answer_keys(same, handed_over, "").text, "the question itself is no task"
 
 
 def test_a_line_that_was_in_the_prompt_is_not_given_out() -> None:
     rule = "Answer with exactly one command in a block."
-    asked = claim(chat({"role": "user", "content": rule}))
-    assert not answer_keys(asked, answered(text=rule), "").text
-    assert answer_keys(asked, answered(text="I list the files that are there now."), "").text
+    first = claim(chat(asked(rule)))
+    assert not answer_keys(first, answered(text=rule), "").text
+    assert answer_keys(first, answered(text="I list the files that are there now."), "").text
 
 
 @pytest.mark.parametrize(
@@ -350,6 +320,6 @@ def test_instructions_of_the_app_are_counted_apart(body: dict[str, Any], expecte
 
 def test_an_id_tells_nothing_of_what_the_client_wrote() -> None:
     secret = "patient 4711 has the flu"
-    for found in (claim(chat({"role": "user", "content": secret})), claim({}, x_fairgate_interaction=secret)):
+    for found in (claim(chat(asked(secret))), claim({}, x_fairgate_interaction=secret)):
         assert len(found.id) == 16
         assert set(found.id) <= set("0123456789abcdef")

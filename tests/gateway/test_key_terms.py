@@ -20,15 +20,12 @@ def with_keys(**terms: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 async def test_a_key_that_has_expired_says_so(start: Starter) -> None:
-    tenants = with_keys(
-        old={"expires": "2001-01-31"}, stale={"expires": "2001-01-31T12:00:00+02:00"}, good={"expires": "9000-01-31"}
-    )
+    tenants = with_keys(old={"expires": "2001-01-31T12:00:00+02:00"}, good={"expires": "9000-01-31"})
     async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=tenants) as live:
-        for key, when in (("old", "2001-02-01 00:00:00 UTC"), ("stale", "2001-01-31 10:00:00 UTC")):
-            got = await live.ask(CHAT, chat(), key=key)
-            found = (got.status, got.error["code"], got.error["type"])
-            assert found == (401, "expired_api_key", "authentication_error")
-            assert f"expired at {when}" in got.error["message"]
+        got = await live.ask(CHAT, chat(), key="old")
+        found = (got.status, got.error["code"], got.error["type"])
+        assert found == (401, "expired_api_key", "authentication_error")
+        assert "expired at 2001-01-31 10:00:00 UTC" in got.error["message"]
         got = await live.ask(MESSAGES, chat(), key="old")
         assert (got.status, got.error["type"]) == (401, "authentication_error")
         assert [(await live.ask(CHAT, chat(), key="old")).status for _ in range(30)] == [401] * 30, "no guess"

@@ -12,13 +12,12 @@ import pytest
 
 from docs.examples.tiny_gguf import make_model
 from tests.commands import run
-from tests.gateway.live import Live, Starter, chat, simulated, until
+from tests.gateway.live import CHAT, Live, Starter, chat, simulated, until
 from tests.gateway.load import tenants
 from tests.kit.floods import Flood, answered, ratio_of
 from tests.llama_server import LlamaServer
 from tests.ports import free_port
 
-PATH = "/v1/chat/completions"
 SLOTS, CONTEXT = 6, 2048
 """The context of one slot."""
 
@@ -60,9 +59,9 @@ async def test_slots_and_context_are_known_before_any_load(start: Starter, model
         [engine] = (await live.get("/state", admin=True)).json["pools"][0]["backends"]
         assert engine["engine"].startswith(f"llama.cpp: {SLOTS} slots of {CONTEXT:,} tokens; ")
         assert "tenants share its prompt cache" in engine["engine"]
-        refused = await live.ask(PATH, chat("x" * 3 * CONTEXT, max_tokens=5))
+        refused = await live.ask(CHAT, chat("x" * 3 * CONTEXT, max_tokens=5))
         assert (refused.status, refused.error["type"]) == (400, "exceed_context_size_error")
-        assert (await live.ask(PATH, chat(max_tokens=5))).status == 200
+        assert (await live.ask(CHAT, chat(max_tokens=5))).status == 200
 
 
 async def test_a_flood_waits_here_and_not_inside_the_engine(start: Starter, model: Path) -> None:
@@ -74,13 +73,12 @@ async def test_a_flood_waits_here_and_not_inside_the_engine(start: Starter, mode
         for number in range(20):
             answers = flood.answers
             body = chat(f"{number}?", max_tokens=3, ignore_eos=True, stream=True)
-            assert (await live.ask(PATH, body, key="key-of-light")).status == 200
+            assert (await live.ask(CHAT, body, key="key-of-light")).status == 200
             assert ledger.sequences <= SLOTS + target
             assert await gauge(live, server, "requests_deferred") <= 2 * target  # it frees a slot after the answer
             # The flood's 24 would all be before it in the engine's own queue.
             assert flood.answers - answers <= 2 * SLOTS + target
         await flood.end()
-        await until(live.holds_nothing)
 
 
 @pytest.mark.slow
@@ -93,23 +91,11 @@ async def test_tenants_are_served_by_weight_also_before_unlike_engines(start: St
             known = {name: slots.known() for name, slots in engines(live).items()}
             assert [known[url.removeprefix("http://")] for url in (small.url, large.url)] == [2, 8]
             one, four = (Flood.at(live, name, 40, output_tokens=50) for name in ("one", "four"))
-            assert await ratio_of(four, one, warm=50, more=2000) == pytest.approx(4.0, rel=0.1)
+            assert await ratio_of(four, one, warm=50, more=800) == pytest.approx(4.0, rel=0.15)
             await asyncio.gather(one.end(), four.end())
             kinds = {key[1:] for key in await live.metrics() if key[0] == "fairgate_backend_info"}
             assert {kind for _, kind, _ in kinds} == {"llama.cpp", "vllm"}
             assert len(kinds) == 3
-
-
-async def test_a_client_that_leaves_frees_its_slot(start: Starter, model: Path) -> None:
-    async with llama(model, 1) as server, start(server.url) as live:
-        body = chat(max_tokens=1500, ignore_eos=True, stream=True)
-        async with live.post(PATH, body) as response:
-            await response.content.readany()
-            [ledger] = live.engine.backends.values()
-            assert ledger.sequences == 1
-        await until(live.holds_nothing)
-        assert (await live.ask(PATH, chat(max_tokens=3))).status == 200
-        assert await gauge(live, server, "requests_processing") == 0
 
 
 async def test_a_crash_under_load_is_visible_and_another_engine_may_take_its_place(start: Starter, model: Path) -> None:
@@ -117,7 +103,7 @@ async def test_a_crash_under_load_is_visible_and_another_engine_may_take_its_pla
         async with start(first.url) as live:
             [name] = live.engine.backends
             body = chat(max_tokens=1500, ignore_eos=True, stream=True)
-            asked = [asyncio.ensure_future(live.ask(PATH, body)) for _ in range(SLOTS)]
+            asked = [asyncio.ensure_future(live.ask(CHAT, body)) for _ in range(SLOTS)]
             await until(lambda: live.engine.backends[name].sequences == SLOTS)
             await first.kill()
             for answer in await asyncio.gather(*asked):
@@ -126,7 +112,7 @@ async def test_a_crash_under_load_is_visible_and_another_engine_may_take_its_pla
             async with llama(model, 2, port=first.port) as second:
                 await until(lambda: live.engine.backends[name].healthy)
                 assert live.engine.backends[name].slots.known() == 2
-                assert (await live.ask(PATH, chat(max_tokens=3))).status == 200
+                assert (await live.ask(CHAT, chat(max_tokens=3))).status == 200
                 await second.kill()
                 await until(lambda: not live.engine.backends[name].healthy)
             async with simulated(port=first.port):
@@ -136,24 +122,24 @@ async def test_a_crash_under_load_is_visible_and_another_engine_may_take_its_pla
 
 
 @pytest.mark.slow
-async def test_three_times_from_nothing_no_request_fails(start: Starter, model: Path) -> None:
+async def test_from_nothing_and_from_nothing_again_no_request_fails(start: Starter, model: Path) -> None:
     port = free_port()
     backends = [{"url": f"http://127.0.0.1:{port}"}]
     pool = {"name": "pool", "models": ["simulated"], "start_s_max": 600, "backends": backends}
     async with start(pools=[pool], tenants=tenants(flood=1, light=1)) as live:
         [ledger] = live.engine.backends.values()
-        for _ in range(3):
+        for _ in range(2):
             asked = [
-                asyncio.ensure_future(live.ask(PATH, chat(max_tokens=2, ignore_eos=True), key=f"key-of-{tenant}"))
-                for tenant in ["flood"] * 270 + ["light"] * 30
+                asyncio.ensure_future(live.ask(CHAT, chat(max_tokens=2, ignore_eos=True), key=f"key-of-{tenant}"))
+                for tenant in ["flood"] * 120 + ["light"] * 30
             ]
-            await until(lambda: live.engine.queued == 300)
+            await until(lambda: live.engine.queued == 150)
             async with llama(model, port=port) as server:
                 await until(lambda: live.engine.dispatched)
                 assert ledger.slots.known() == SLOTS
                 assert ledger.sequences <= SLOTS + live.gateway.pools[0].config.capacity.waiting_target
-                await asyncio.gather(*asked[270:])
-                assert sum(each.done() for each in asked[:270]) <= 30 * 2, "both tenants are served alike"
+                await asyncio.gather(*asked[120:])
+                assert sum(each.done() for each in asked[:120]) <= 30 * 2, "both tenants are served alike"
                 assert {(await each).status for each in asked} == {200}
                 await server.kill()
                 await until(lambda: not ledger.healthy)
@@ -165,7 +151,7 @@ async def test_nothing_is_sent_where_tenants_would_share_a_cache_and_may_not(sta
         async with start(pools=[pool]) as live:
             [backend] = live.gateway.pools[0].backends.values()
             assert backend.health.healthy
-            assert (await live.ask(PATH, chat(max_tokens=3))).status == 503
+            assert (await live.ask(CHAT, chat(max_tokens=3))).status == 503
             [engine] = (await live.get("/state", admin=True)).json["pools"][0]["backends"]
             assert engine["reason"] == "llama.cpp ignores cache_salt, and isolate_caches is `require`"
 

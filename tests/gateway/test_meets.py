@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 from gateway.config.sections.keys import hash_key
-from gateway.pool.breaks import BREAKS_MIN
-from tests.gateway.capture import Peer, Seen, answer
-from tests.gateway.live import MODEL, Starter, chat, until
+from tests.gateway.capture import Peer, answer
+from tests.gateway.live import MODEL, Starter, until
 from tests.kit.keeper import ASKED, RESPONSES, Keeper, pools, respond
-from tests.kit.moody import Moody, cut
-
-CHAT = "/v1/chat/completions"
 
 
 async def test_a_response_goes_on_without_a_model_beside_other_pools(start: Starter) -> None:
@@ -34,23 +29,6 @@ async def test_a_response_goes_on_without_a_model_beside_other_pools(start: Star
                 assert a.requests[-1].json["model"] == MODEL
 
 
-async def test_what_passes_through_says_nothing_of_answers_that_break(start: Starter) -> None:
-    class Poll(Moody):
-        async def _answer(self, seen: Seen, peer: Peer) -> None:
-            if seen.line.startswith(b"GET"):
-                await peer.send(answer(b"{}"))
-            else:
-                await super()._answer(seen, peer)
-
-    async with Poll(cut) as a, Poll(cut) as b, start(a.url, b.url) as live:
-        codes = []
-        for _ in range(3 * BREAKS_MIN):
-            got = await live.ask(CHAT, chat("break", stream=True))
-            codes.append(json.loads(got.body[got.body.index(b'{"error"') :])["error"]["code"])
-            assert (await live.get("/version")).status == 200
-        assert "answers_break" in codes, codes
-
-
 async def test_a_response_whose_engine_wants_it_later_holds_up_nobody(start: Starter) -> None:
     class Busy(Keeper):
         async def _create(self, asked: dict[str, Any], peer: Peer) -> None:
@@ -68,4 +46,3 @@ async def test_a_response_whose_engine_wants_it_later_holds_up_nobody(start: Sta
         assert (await live.ask(RESPONSES, ASKED)).status == 200
         assert (len(a.requests), live.engine.queued) == (3, 1), "its engine answers others"
         waits.cancel()
-        await until(live.holds_nothing)

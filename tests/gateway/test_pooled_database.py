@@ -11,16 +11,17 @@ from gateway.storage.store_errors import StoreUnavailable
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Starter, chat, until
 from tests.kit.batching import OK, TENANTS, client, counts, is_over, jsonl, line, made, when
-from tests.kit.keys import TOKEN, admin, answers
+from tests.kit.keys import answers
+from tests.kit.keys import made as made_key
 from tests.kit.usage import CHAT, counted, database_at, written
 from tests.postgres_server import PostgresServer, pooled
 
 
 async def test_usage_keys_and_batches_of_two_gateways_behind_a_pooler(start: Starter) -> None:
     async with PostgresServer() as server, pooled(server) as url, Upstream(replies(OK)) as upstream:
-        fields: dict[str, Any] = {"tenants": TENANTS, "usage": url, "admin_token": TOKEN}
+        fields: dict[str, Any] = {"tenants": TENANTS, "usage": url}
         async with start(upstream.url, **fields) as one, start(upstream.url, **fields) as two:
-            key = (await admin(one, "POST", "/keys", {"tenant": "bob"})).json["key"]
+            key = await made_key(one)
             for live in (one, two):
                 await answers(live, key, 200)
                 for _ in range(50):

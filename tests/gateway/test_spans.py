@@ -1,4 +1,4 @@
-"""Sums of a span of time, and what waited over time: made afterwards from what is remembered, and nothing is lost."""
+"""Sums of a span of time: made afterwards from what is remembered, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.operator.snapshots.spans import (
-    OTHERS,
-    TENANTS_DRAWN,
     PoolSample,
     Running,
     part_within,
     percentile,
     shares_due,
     sums,
-    waiting_over_time,
 )
 from gateway.telemetry.ends import End
 from policies.queue.bounds import Waiting
@@ -89,41 +86,3 @@ def test_ends_are_counted_in_their_span_and_refusals_by_reason() -> None:
     found = sums(one, 90, 95)["t"]
     assert (found.outcomes.total(), found.refused) == (2, {"queue_full": 1})
     assert (percentile(found.waits_s, 0.5), percentile(found.first_tokens_s, 0.95)) == (2.0, 0.2)
-
-
-def over_time(one: PoolSample, covered_s: float = 20.0) -> dict[str, list[int]]:
-    found = waiting_over_time(one, covered_s)
-    return dict(found["waiting"])
-
-
-def test_what_waited_at_each_step_is_counted_again_from_ends_from_what_runs_and_from_what_waits() -> None:
-    one = taken(
-        end("t", dispatched_s=91, ended_s=94, service=1, queue_s=9.0),  # waited from 82 to 91
-        end("t", dispatched_s=87, ended_s=88, service=1, queue_s=1.0),  # between two steps
-        end("t", dispatched_s=91, ended_s=94, service=1, queue_s=9.0, pool="another"),
-        running=(Running("run", 1.0, 84.0, 96.0, 5.0),),
-        wait=Waiting(4, 1.0, 90.0),
-        t=Waiting(1, 1.0, NOW),
-    )
-    #                                 80 85 90 95 100
-    assert over_time(one) == {"t": [0, 1, 1, 0, 0], "run": [0, 1, 1, 1, 0], "wait": [0, 0, 0, 2, 4]}
-    assert over_time(one, 0.0) == {"wait": [4]}
-
-
-def test_tenants_beyond_those_that_are_drawn_are_one() -> None:
-    ends = [
-        end(f"t{n}", dispatched_s=96, ended_s=97, service=1, queue_s=1.5 + 0.1 * n) for n in range(TENANTS_DRAWN + 3)
-    ]
-    found = over_time(taken(*ends), 5.0)
-    assert len(found) == TENANTS_DRAWN + 1
-    assert found[OTHERS] == [3, 0]
-
-
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
-def test_a_time_that_is_none_does_no_harm(wrong: float) -> None:
-    one = taken(
-        end("t", dispatched_s=wrong, ended_s=94, service=1, queue_s=wrong),
-        running=(Running("run", 1.0, wrong, wrong, 5.0),),
-        wait=Waiting(4, 1.0, wrong),
-    )
-    assert all(0 <= count <= 1 for counts in over_time(one).values() for count in counts)

@@ -134,6 +134,7 @@ async def test_what_is_sent_ahead_is_bounded(start: Starter, tls: Tls) -> None:
 
     async def engine(seen: Seen, peer: Peer) -> None:
         await waits.wait()
+        peer.reset()
 
     async with Upstream(engine) as upstream, start(upstream.url, tls=tls.section) as live:
         async with Client.of(live, tls.authority.client()) as client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -82,10 +83,12 @@ async def test_a_user_is_found_by_its_name_and_use_by_the_label_of_the_key(start
         assert await codes(live, "tom", 1, "b") == [""]
         await until(live.holds_nothing)
     config = config_file(start.directory, "http://127.0.0.1:1", access_log=str(live.log), **fields)
-    by = ("usage", "-c", config, "--format", "csv", "--by")
-    rows = (await run(*by, "tenant,key"))[1].splitlines()[1:]
-    assert [row.split(",")[:3] for row in rows] == [["a", "key 0", "2"], ["a", "key 1", "1"], ["b", "", "1"]]
-    assert (await run(*by, "tenant", "--user", "free"))[1].splitlines()[1].startswith("a,3,")
+    by = ("usage", "-c", config, "--json", "--by")
+    rows = json.loads((await run(*by, "tenant,key"))[1])["rows"]
+    found = [(row["tenant"], row["key"], row["requests"]) for row in rows]
+    assert found == [("a", "key 0", 2), ("a", "key 1", 1), ("b", "", 1)]
+    [row] = json.loads((await run(*by, "tenant", "--user", "free"))[1])["rows"]
+    assert (row["tenant"], row["requests"]) == ("a", 3)
     said = (await run("explain", "-c", config, "--tenant", "a", "--user", "free"))[1]
     assert said.startswith("3 requests of a: 3 completed.")
     code, _, why = await run("explain", "-c", config, "--tenant", "a", "--user", "nobody")

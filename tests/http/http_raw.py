@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from gateway.http.errors import ApiError
+from gateway.http.headers import header_of
 from gateway.http.http_request import HttpRequest, RequestReader
 from gateway.http.responder import Responder
 from gateway.http.server import HttpServer
@@ -27,7 +28,7 @@ SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
 
 def echo(request: HttpRequest, responder: Responder) -> None:
     """Answer at once with what was asked."""
-    body = b"%b %b %b" % (request.method.encode(), request.target, request.body)
+    body = b"%b %b %b" % (request.method.encode(), request.head.target, request.body)
     responder.respond(200, [(b"content-type", b"text/plain")], body)
 
 
@@ -152,7 +153,7 @@ async def send(writer: asyncio.StreamWriter, size: int) -> None:
 
 def wire(request: HttpRequest) -> tuple[object, ...]:
     """What of a request comes from the network."""
-    return request.method, request.target, request.headers, request.body, request.version
+    return request.method, request.head.target, request.headers, request.body, request.head.version
 
 
 def found(reader: RequestReader, *pieces: bytes) -> list[object]:
@@ -175,7 +176,7 @@ def found(reader: RequestReader, *pieces: bytes) -> list[object]:
 
 def account_of(request: HttpRequest) -> None:
     """A head hook: whoever shows a key is known by it."""
-    request.tenant = (request.header(b"authorization") or b"").decode()
+    request.tenant = header_of(request.headers, b"authorization").decode()
 
 
 def wait(request: HttpRequest, responder: Responder) -> None:

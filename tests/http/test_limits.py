@@ -149,6 +149,13 @@ async def test_one_address_has_only_so_many_connections() -> None:
         assert statuses_of(await served.exchange(b"GET / HTTP/1.0\r\n\r\n")) == [200]
 
 
+def test_an_account_without_bytes_and_connections_is_forgotten() -> None:
+    accounts = Accounts("all", 1, 100)
+    for body_bytes in (0, 50, 50, -100, 0):
+        accounts.hold("one", body_bytes)
+    assert len(accounts) == 0
+
+
 PROXIES = TrustedProxies(["127.0.0.0/8"])
 
 

@@ -26,15 +26,55 @@ OK = answer(b'{"usage":\n{"prompt_tokens":7,"completion_tokens":2}}')
 ANSWERS = replies(OK)
 
 
-def client(url: str, key: str = "k", **headers: str) -> openai.AsyncOpenAI:
+class Client(openai.AsyncOpenAI):
+    """The official client, and what tests ask of batches by it."""
+
+    async def made(self, content: bytes, endpoint: Any = CHAT, **fields: Any) -> Any:
+        file = await self.files.create(file=("ask.jsonl", content), purpose="batch")
+        return await self.made_of(file.id, endpoint, **fields)
+
+    async def made_of(self, file: str, endpoint: Any = CHAT, **fields: Any) -> Any:
+        return await self.batches.create(input_file_id=file, endpoint=endpoint, completion_window="24h", **fields)
+
+    async def finished(self, content: bytes, endpoint: Any = CHAT, **fields: Any) -> Any:
+        """The batch of these lines, once it is over."""
+        return await self.over((await self.made(content, endpoint, **fields)).id)
+
+    async def over(self, batch: str) -> Any:
+        return await self.when(batch, is_over)
+
+    async def when(self, batch: str, is_so: Callable[[Any], object]) -> Any:
+        """The batch, once this is so."""
+        found: list[Any] = []
+
+        async def now() -> object:
+            found[:] = [await self.batches.retrieve(batch)]
+            return is_so(found[0])
+
+        await eventually(now)
+        return found[0]
+
+    async def lines_of(self, file: str) -> list[Any]:
+        return [json.loads(each) for each in (await self.files.content(file)).text.splitlines()]
+
+
+def client(url: str, key: str = "k", **headers: str) -> Client:
     fields = {name.replace("_", "-"): value for name, value in headers.items()}
-    return openai.AsyncOpenAI(base_url=url + "/v1", api_key=key, max_retries=0, default_headers=fields)
+    return Client(base_url=url + "/v1", api_key=key, max_retries=0, default_headers=fields)
+
+
+async def made(api: Client, content: bytes) -> Any:
+    return await api.made(content)
+
+
+async def when(api: Client, batch: str, is_so: Callable[[Any], object]) -> Any:
+    return await api.when(batch, is_so)
 
 
 @asynccontextmanager
 async def batching(
     start: Starter, script: Script = ANSWERS, **fields: Any
-) -> AsyncIterator[tuple[Upstream, Live, openai.AsyncOpenAI]]:
+) -> AsyncIterator[tuple[Upstream, Live, Client]]:
     """An engine, a gateway that keeps batches in a file of its own, and a client of alice."""
     fields = {"tenants": TENANTS, "usage": str(start.directory / "u.db"), **fields}
     async with Upstream(script) as upstream, start(upstream.url, **fields) as live, client(live.url) as api:
@@ -50,42 +90,12 @@ def jsonl(*lines: dict[str, Any]) -> bytes:
     return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
 
 
-async def made(api: openai.AsyncOpenAI, content: bytes, endpoint: Any = CHAT, **fields: Any) -> Any:
-    file = await api.files.create(file=("ask.jsonl", content), purpose="batch")
-    return await made_of(api, file.id, endpoint, **fields)
-
-
-async def made_of(api: openai.AsyncOpenAI, file: str, endpoint: Any = CHAT, **fields: Any) -> Any:
-    return await api.batches.create(input_file_id=file, endpoint=endpoint, completion_window="24h", **fields)
-
-
-async def finished(api: openai.AsyncOpenAI, content: bytes, endpoint: Any = CHAT, **fields: Any) -> Any:
-    """The batch of these lines, once it is over."""
-    return await when(api, (await made(api, content, endpoint, **fields)).id, is_over)
-
-
-async def when(api: openai.AsyncOpenAI, batch: str, is_so: Callable[[Any], object]) -> Any:
-    """The batch, once this is so."""
-    found: list[Any] = []
-
-    async def now() -> object:
-        found[:] = [await api.batches.retrieve(batch)]
-        return is_so(found[0])
-
-    await eventually(now)
-    return found[0]
-
-
 def is_over(batch: Any) -> bool:
     return batch.status in ("completed", "failed", "expired", "cancelled")
 
 
 def counts(batch: Any) -> tuple[int, int, int]:
     return batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed
-
-
-async def lines_of(api: openai.AsyncOpenAI, file: str) -> list[Any]:
-    return [json.loads(each) for each in (await api.files.content(file)).text.splitlines()]
 
 
 def change(url: str, statement: str, *values: object) -> None:

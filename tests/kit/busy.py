@@ -59,4 +59,3 @@ async def busy(start: Starter, **fields: Any) -> AsyncIterator[Busy]:
         finally:
             release.set()
         await asyncio.gather(holder, *gate.asked)
-        await until(live.holds_nothing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from pydantic import SecretStr
 
 from gateway.config.sections.keys import KeyConfig, hash_key, new_key
 from gateway.config.sections.services import UsageConfig
+from gateway.keys.issuance import issue, list_keys, make_keys, revoke, rotate, seconds_of
 from gateway.keys.issued import KeyTable, entry
 from gateway.usage.thread import CLOSE_S, DatabaseThread
 from tests.gateway.capture import Upstream, answer, replies
@@ -32,21 +34,38 @@ async def issuing(start: Starter, **fields: Any) -> AsyncIterator[tuple[Upstream
         yield upstream, live
 
 
-async def made(live: Live, **terms: Any) -> str:
-    """A new key: bob's, unless the terms say otherwise."""
-    got = await admin(live, "POST", "/keys", {"tenant": "bob"} | terms)
-    assert got.status == 201, got.body
-    return str(got.json["key"])
+def table_of(live: Live) -> KeyTable:
+    assert live.gateway.keys is not None
+    return live.gateway.keys
+
+
+async def made(live: Live, tenant: str = "bob", **terms: Any) -> str:
+    """A new key."""
+    keys = make_keys(live.gateway.config, [tenant], terms)
+    await issue(table_of(live), keys)
+    return keys[0][1]
+
+
+async def revoked(live: Live, key_hash: str) -> str:
+    """A remark on it."""
+    return await revoke(table_of(live), live.gateway.config, key_hash)
+
+
+async def listed(live: Live) -> list[dict[str, Any]]:
+    return await list_keys(table_of(live), live.gateway.config)
 
 
 async def note_key(table: KeyTable, key: KeyConfig, tenant: str) -> None:
     await table.note({key.hash: entry(tenant, key)})
 
 
-async def rotated(live: Live, key: str, **terms: Any) -> str:
-    got = await admin(live, "POST", f"/keys/{hash_key(key)}/rotate", terms)
-    assert got.status == 201, got.body
-    return str(got.json["key"])
+async def rotated(live: Live, key: str, grace: str = "0s", expires: str | None = None) -> str:
+    new, config = new_key(), live.gateway.config
+    await rotate(
+        table_of(live), config, hash_key(key), hash_key(new),
+        unix_s=time.time(), grace_s=seconds_of(grace), expires=expires,
+    )  # fmt: skip
+    return new
 
 
 async def admin(live: Live, method: str, path: str, body: Any = None, *, token: str = TOKEN) -> Answer:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from backends.name_resolution import Resolver, resolve
 from gateway.config.load import load_config
 from gateway.config.sections.keys import hash_key
 from tests.gateway.live import Answer, Live, Simulated, Starter, chat, events, until
@@ -66,7 +67,9 @@ def pool(*engines: Simulated, **fields: Any) -> list[dict[str, Any]]:
 
 
 @asynccontextmanager
-async def reloadable(directory: Path, *engines: Simulated, **fields: Any) -> AsyncIterator[Reloadable]:
+async def reloadable(
+    directory: Path, *engines: Simulated, resolver: Resolver = resolve, **fields: Any
+) -> AsyncIterator[Reloadable]:
     path, log = directory / "fairgate.yaml", directory / "access.log"
     config = {
         "listen": "127.0.0.1:0",
@@ -80,7 +83,7 @@ async def reloadable(directory: Path, *engines: Simulated, **fields: Any) -> Asy
         **fields,
     }
     path.write_text(json.dumps(config))
-    async with Starter(directory)(load=partial(load_config, path), **config) as live:
+    async with Starter(directory)(load=partial(load_config, path), resolver=resolver, **config) as live:
         yield Reloadable(path, live, config)
 
 

@@ -11,7 +11,6 @@ from tests.gateway.live import until
 TEXT = "x" * 1000
 PIECE = b"".join(token(TEXT) for _ in range(16))
 KERNEL_BYTES = 65536
-ENDLESS = 1 << 60
 
 
 class Floods:

@@ -48,7 +48,6 @@ def test_inventing_interactions_closes_none_of_another_tenant(ends: bool) -> Non
     for number in range(1000):
         opened(table, "flood", f"invented {number}", ends=ends, now=0.01 * number)
         assert len(table) + len(table._resting) <= 80
-        assert len(table._to_look_at) <= 101
     again = asked("steady", "u", now=10.0, claim=Claim("mine", keys=CorrelationKeys(("key of steady mine",))))
     table.arrived(again, 10.0)
     assert again.progress.interaction is not None

@@ -56,6 +56,8 @@ def make_request(
     quota_names: tuple[str, ...] = (),
     engine: str = "",
 ) -> Request:
+    progress = Progress()
+    progress.output_tokens_expected, progress.output_tokens_reserved = expected, reserved
     return Request(
         id if id is not None else f"{tenant}-{next(_serial)}",
         Flow(tenant, app, user),
@@ -70,7 +72,7 @@ def make_request(
         system_tokens=system,
         prefix=prefix,
         adapter=adapter,
-        progress=Progress(expected, reserved),
+        progress=progress,
         engine=engine,
         quota_names=quota_names,
     )

@@ -242,9 +242,9 @@ def test_where_the_next_request_does_not_fit_two_each_of_four_tenants_are_tried(
 def test_grants_are_averaged_over_five_seconds_and_trusted_for_two() -> None:
     ledger = BackendLedger("b", CapacitySettings(), max_num_seqs=64)
     grants = GrantedEngines({"b": ledger})
-    grants.receive([Grant(40, 1000)], 2, 0.0)
-    grants.receive([Grant(20, 1000)], 2, 2.5)
+    grants.receive([Grant(40, 1000)], 0.0)
+    grants.receive([Grant(20, 1000)], 2.5)
     assert ledger.allowed_until_s == 4.5
-    grants.cut_off()
+    grants.cut_off(2)
     assert ledger.allowed_until_s == inf
     assert ledger.allowance.sequences == 30

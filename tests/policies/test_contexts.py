@@ -17,7 +17,7 @@ from policies.request import NO_CLAIM, Claim, CorrelationKeys, Interaction, Requ
 from tests.policies.agents import HOLD_S, K, Pool, call
 from tests.policies.making import dispatched, make_request, pool_of
 
-IDLE_BYTES = 300
+IDLE_BYTES = 400
 """What a context takes, with its numbers and what the tables of the last requests grow by: 261."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -26,13 +25,13 @@ def call(claim: Claim, user: str = "") -> Request:
 
 
 def question(name: str | None = None, **fields: object) -> Claim:
-    return replace(Claim(name or f"q{next(_serial)}", 1, begins=True), **fields)
+    return Claim(name or f"q{next(_serial)}", 1, begins=True)._replace(**fields)
 
 
 def shown(**keys: object) -> Claim:
     """The claim of a call whose question nobody has heard of."""
     claim = question(keys=CorrelationKeys(**keys))
-    return replace(claim, begins=not claim.keys.strong)
+    return claim._replace(begins=not claim.keys.strong)
 
 
 def serve(
@@ -152,10 +151,10 @@ def test_what_a_client_ended_is_not_gone_on_with() -> None:
 
 
 @pytest.mark.parametrize(
-    ("awaits_more", "idle_s", "silence_s"), [(True, "auto", 3600.0), (None, "auto", 300.0), (True, 60.0, 60.0)]
+    ("awaits_more", "idle_s", "silence_s"), [(True, None, 3600.0), (None, None, 300.0), (True, 60.0, 60.0)]
 )
 def test_silence_is_an_hour_before_a_tools_result_and_else_five_minutes_unless_it_is_set(
-    awaits_more: bool | None, idle_s: float | str, silence_s: float
+    awaits_more: bool | None, idle_s: float | None, silence_s: float
 ) -> None:
     for after_s in (silence_s - 1.0, silence_s + 1.0):
         table = Interactions(InteractionSettings(idle_s=idle_s))

@@ -12,10 +12,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Iterable
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from backends.tls_contexts import what_failed
-from gateway.http.accounts import Account
 from gateway.http.connection import Connection
 from gateway.http.errors import ApiError, Reason
 from gateway.http.server_state import ServerState
@@ -23,81 +22,73 @@ from gateway.http.sockets import peer_of
 
 _RECORD_BYTES: Final = 16384
 """Most bytes of one TLS record, so of one read."""
+_OF_THE_WIRE: Final = (
+    "abort", "get_extra_info", "get_write_buffer_size", "is_closing", "pause_reading", "resume_reading",
+    "set_write_buffer_limits",
+)  # fmt: skip
 
 
 class TlsProtocol(asyncio.Protocol):
-    """The protocol of one accepted connection, which counts at once. A `Connection` takes over after the handshake.
+    """The protocol of one accepted connection. Its `Connection` counts at once, and gets bytes after the handshake.
 
     A client whose handshake fails gets no answer, because it could not read one. It is counted and logged like a client
     with a malformed request; a client that only connects and goes is not.
     """
 
-    __slots__ = (
-        "_account", "_arrived", "_connection", "_peer", "_seal", "_sealed", "_server", "_since", "_wire", "deadline",
-        "tenant",
-    )  # fmt: skip
+    __slots__ = ("_arrived", "_connection", "_is_agreed", "_is_agreeing", "_seal", "_sealed", "_server", "_wire")
 
     def __init__(self, server: ServerState, context: ssl.SSLContext) -> None:
         self._server = server
         self._arrived = ssl.MemoryBIO()
         self._sealed = ssl.MemoryBIO()
         self._seal = context.wrap_bio(self._arrived, self._sealed, server_side=True)
-        self._connection: Connection | None = None
-        self._account: Account | None = None
-        self._since = server.now
-        self.deadline = server.now + server.limits.client_head_s
-        self.tenant = ""
+        self._connection = Connection(server)
+        self._is_agreed = False
+        self._is_agreeing = False
+        """Whether a handshake has begun and has not ended."""
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._wire = cast(asyncio.Transport, transport)
-        self._peer = peer_of(transport)
-        try:
-            self._account = self._server.admit(self, self._peer)
-        except ApiError as error:
-            self._refuse(error)
+        self._connection.connection_made(TlsTransport(self._wire, self._seal, self._sealed))
 
     def data_received(self, data: bytes) -> None:
         self._arrived.write(data)
-        if self._connection is None:
+        if not self._is_agreed and not self._wire.is_closing():
             self._agree()
-        if self._connection is not None:
+        if self._is_agreed:
             self._read(self._connection)
 
     def eof_received(self) -> None:
-        if self._connection is not None:
-            self._connection.eof_received()
+        self._is_agreeing = False
+        self._connection.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._connection is not None:
-            self._connection.connection_lost(exc)
-        else:
-            self._server.forget(self, self._account)
+        if self._is_agreeing and exc is None:
+            self._refuse(ApiError(Reason.CLIENT_TOO_SLOW, "TLS was not agreed on in time."))
+        self._connection.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        if self._connection is not None:
-            self._connection.pause_writing()
+        self._connection.pause_writing()
 
     def resume_writing(self) -> None:
-        if self._connection is not None:
-            self._connection.resume_writing()
+        self._connection.resume_writing()
 
     def _agree(self) -> None:
-        if self._wire.is_closing():
-            return
+        fault: ssl.SSLError | None = None
+        self._is_agreeing = True
         try:
             self._seal.do_handshake()
         except ssl.SSLWantReadError:
-            self._wire.write(self._sealed.read())
+            pass
         except ssl.SSLError as error:
-            self._wire.write(self._sealed.read())  # the alert that says why
-            self._refuse(ApiError(Reason.MALFORMED_HTTP, f"TLS was not agreed on: {what_failed(error)}."))
+            fault = error
         else:
-            self._wire.write(self._sealed.read())
-            self._server.forget(self, self._account)
-            self._connection = Connection(self._server)
-            self._connection.connection_made(TlsTransport(self._wire, self._seal, self._sealed))
+            self._is_agreed, self._is_agreeing = True, False
+        self._wire.write(self._sealed.read())  # after a fault the alert that says why
+        if fault is not None:
+            self._refuse(ApiError(Reason.MALFORMED_HTTP, f"TLS was not agreed on: {what_failed(fault)}."))
 
     def _read(self, connection: Connection) -> None:
         pieces: list[bytes] = []
@@ -130,48 +121,22 @@ class TlsProtocol(asyncio.Protocol):
             self._wire.write(self._sealed.read())
 
     def _refuse(self, error: ApiError) -> None:
-        self._wire.close()
+        """Record a client without TLS, and end its connection."""
         if self._server.on_refused is not None:
-            self._server.on_refused(self._server.unread_request(self._peer), error)
-
-    # the protocol `Held`, until the Connection takes over
-
-    def idle_since(self) -> float:
-        """Return the time of arrival: half a handshake is no activity."""
-        return self._since
-
-    def expire(self) -> None:
-        """Refuse a client whose handshake has taken too long."""
-        if self._wire.is_closing():
-            self._wire.abort()
-            return
-        self.deadline += self._server.limits.linger_s
-        limit_s = self._server.limits.client_head_s
-        self._refuse(ApiError(Reason.CLIENT_TOO_SLOW, f"TLS was not agreed on within {limit_s:g} s."))
-
-    def is_asking(self) -> bool:
-        """Return whether a request may still come on this connection. A handshake announces one."""
-        return not self._wire.is_closing()
-
-    def has_begun(self) -> bool:
-        return self.is_asking()
-
-    def close_if_idle(self) -> None:
-        self.cut()
-
-    def cut(self) -> None:
-        """Abort the connection now."""
-        self._wire.abort()
+            self._server.on_refused(self._server.unread_request(peer_of(self._wire)), error)
+        self.eof_received()
 
 
 class TlsTransport(asyncio.Transport):
-    """The encrypting transport of a `Connection`. All but writing is passed to the wire."""
+    """The encrypting transport of a `Connection`. All but writing and closing is done by the wire's own methods."""
 
     def __init__(self, wire: asyncio.Transport, seal: ssl.SSLObject, sealed: ssl.MemoryBIO) -> None:
         super().__init__()
         self._wire = wire
         self._seal = seal
         self._sealed = sealed
+        for name in _OF_THE_WIRE:
+            setattr(self, name, getattr(wire, name))
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         try:
@@ -201,24 +166,3 @@ class TlsTransport(asyncio.Transport):
             pass  # the peer has not ended its side, which is not awaited
         if self._sealed.pending:  # the first call only
             self._wire.write(self._sealed.read())
-
-    def abort(self) -> None:
-        self._wire.abort()
-
-    def is_closing(self) -> bool:
-        return self._wire.is_closing()
-
-    def pause_reading(self) -> None:
-        self._wire.pause_reading()
-
-    def resume_reading(self) -> None:
-        self._wire.resume_reading()
-
-    def get_write_buffer_size(self) -> int:
-        return self._wire.get_write_buffer_size()
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self._wire.set_write_buffer_limits(high, low)
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._wire.get_extra_info(name, default)

@@ -1,10 +1,8 @@
 // What is known of one request, one tenant or one engine: a dialog with an address of its own.
 
-import { bar } from "./draw.js";
 import { list, story } from "./requests.js";
 import { ask } from "./stream.js";
-import { dayOf } from "./usage.js";
-import { count, element, facts, fill, named, percent, place, seconds, spaced, sum, table } from "./words.js";
+import { bar, count, element, facts, fill, named, percent, place, seconds, spaced, sum, table } from "./words.js";
 
 const LAST_SHOWN = 8;
 const dialog = place("explained");
@@ -13,7 +11,6 @@ const body = place("explained-body");
 // `known`: what the gateway said last. Returns what is to be called whenever it has said more.
 export function details(known) {
   let shown = "";
-  let day = [];
   const show = () => {
     const [kind, text] = location.hash.slice(1).split("=");
     const of = { explain: null, tenant, engine }[kind];
@@ -26,20 +23,17 @@ export function details(known) {
     shown = location.hash;
     if (isNew) {
       place("explained-head").textContent = name;
-      day = [];
-      if (kind === "explain") {
-        fill(body, element("p", {}, "Asking the gateway."));
-        answered(() => explained(name, known()), (found) => fill(body, ...found));
-      } else if (kind === "tenant" && known().countsUsage) answered(() => dayOf(name), (found) => { day = found; show(); });
+      if (kind === "explain") answered(name);
     }
-    if (of) fill(body, ...of(name, known(), day));
+    if (of) fill(body, ...of(name, known()));
     if (!dialog.open) dialog.showModal();
   };
-  const answered = async (ask, then) => {
+  const answered = async (id) => {
     const asked = location.hash;
-    const failed = (error) => [element("p", {}, `The gateway did not answer: ${error.message || "the token is missing"}.`)];
-    const found = await ask().catch(failed);
-    if (location.hash === asked) then(found);
+    fill(body, element("p", {}, "Asking the gateway."));
+    const found = await explained(id, known()).catch((error) =>
+      [element("p", {}, `The gateway did not answer: ${error.message || "the token is missing"}.`)]);
+    if (location.hash === asked) fill(body, ...found);
   };
   place("explained-close").addEventListener("click", () => dialog.close());
   dialog.addEventListener("close", () => {
@@ -62,7 +56,7 @@ const idOf = (one) => named("explain", one.request_id, { class: "id" });
 const last = (ended) => (ended.length ? section("Last requests", ...list(ended.slice(0, LAST_SHOWN), (one) => [idOf(one)])) : []);
 const counts = (found) => (sum(found) ? Object.entries(found).map(([name, many]) => `${many} ${spaced(name)}`).join(", ") : null);
 
-function tenant(name, { pool, ended }, day) {
+function tenant(name, { pool, ended }) {
   const one = pool?.tenants.find((each) => each.tenant === name);
   if (!one) return [element("p", {}, "No request of this tenant in this pool in the last 60 s, and the tenant is not configured.")];
   const waiting = pool.requests.filter((each) => each.tenant === name).slice(0, LAST_SHOWN);
@@ -77,7 +71,6 @@ function tenant(name, { pool, ended }, day) {
     ]),
     ...(waiting.length ? section("Longest waiting", element("ul", {}, ...waiting.map((each) => element("li", {},
       idOf(each), ` ${seconds(each.wait_s)}`)))) : []),
-    ...day,
     ...last(ended.filter((each) => each.tenant === name)),
   ];
 }

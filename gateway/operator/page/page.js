@@ -1,7 +1,7 @@
 // The page: hears the gateway, and shows who waits at the chosen pool, behind whom, and for what.
 
 import { details } from "./details.js";
-import { engines, lanes, overTime, tenants } from "./panels.js";
+import { engines, lanes, tenants } from "./panels.js";
 import { list, story } from "./requests.js";
 import { follow, onToken, showLink } from "./stream.js";
 import { readToday } from "./usage.js";
@@ -18,7 +18,7 @@ let isWhole = false;
 let paused = null;
 let awaySince = null;
 const own = () => said?.pools.find((pool) => pool.pool === chosen);
-const showDetails = details(() => ({ pool: own(), ended: ended(said), countsUsage: said?.counts_usage }));
+const showDetails = details(() => ({ pool: own(), ended: ended(said) }));
 
 function heard(content) {
   if (said && said.id !== content.id) restartedS = content.at_s;
@@ -40,7 +40,6 @@ function show() {
   const pool = own();
   if (!pool) return;
   lanes(pool);
-  overTime(pool.history);
   showTenants();
   engines(pool);
   requests();

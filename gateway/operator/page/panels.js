@@ -1,8 +1,7 @@
 // The panels: each takes what was said last of the chosen pool, and puts it in its place.
 
-import { bar, stack } from "./draw.js";
 import { today, used } from "./usage.js";
-import { count, element, fill, named, percent, place, seconds, spaced, sum, table } from "./words.js";
+import { bar, count, element, fill, named, percent, place, seconds, spaced, sum, table } from "./words.js";
 
 const COLOURS = 7;
 const TENANTS_SHOWN = 15;
@@ -39,17 +38,6 @@ export function lanes(pool) {
       named("tenant", one.tenant), ` ${one.queued_requests} waiting, ${one.running_requests} running`))),
     ...pool.gateways.map((one) =>
       about(`At ${one.gateway}: ${one.queued_requests} waiting, ${one.dispatched_requests} running.`)));
-}
-
-// What waited over time, by tenant: one number for each step up to now.
-export function overTime({ step_s: stepS, waiting }) {
-  const series = Object.entries(waiting).filter(([, counts]) => counts.some(Boolean)).map(([name, counts]) =>
-    [colour(name), name || "all others", counts]);
-  if (!series.length) return fill(place("history-body"));
-  const spanS = (series[0][2].length - 1) * stepS || 1;
-  fill(place("history-body"),
-    stack(series, `Requests that waited, last ${seconds(spanS)}`, (most) => `${most} waiting`),
-    element("p", { class: "axis" }, element("span", {}, `${seconds(spanS)} ago`), element("span", {}, "now")));
 }
 
 const HEADS = [["tenant"], ["waiting"], ["oldest", "less"], ["waits", "less left"], ["running"], ["received"], ["due"], ["", "wide"],

@@ -1,7 +1,6 @@
 // Requests that have ended, each with its story.
 
-import { bar } from "./draw.js";
-import { clock, count, element, seconds } from "./words.js";
+import { bar, clock, count, element, seconds } from "./words.js";
 
 // of: what stands beside the time, such as whose request it is; told: its story.
 export function list(shown, of, told = story) {

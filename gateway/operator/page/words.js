@@ -10,6 +10,18 @@ export function element(name, fields = {}, ...children) {
   return made;
 }
 
+// Parts beside each other: [ratio, class, what it is]. Widths are set by script, since the page allows no inline style.
+export function bar(parts, mark = null) {
+  const made = element("span", { class: "bar", "aria-hidden": "true" });
+  const width = (ratio) => `${(100 * Math.max(0, Math.min(1, ratio))).toFixed(1)}%`;
+  for (const [ratio, look, title] of parts) {
+    const part = made.appendChild(element("span", { class: look, title }));
+    part.style.width = width(ratio);
+  }
+  if (mark !== null) made.appendChild(element("span", { class: "mark" })).style.left = width(mark);
+  return made;
+}
+
 // Put new content where it differs, so that nothing flickers and a selection stays.
 export function fill(where, ...children) {
   const kept = [...where.childNodes];
@@ -30,10 +42,6 @@ export function seconds(value) {
 export function percent(ratio) {
   if (ratio > 0 && ratio < 0.001) return "< 0.1 %";
   return `${(100 * ratio).toFixed(ratio < 0.0995 ? 1 : 0)} %`;
-}
-
-export function short(number) {
-  return number.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 3 });
 }
 
 export function count(number, one, many = `${one}s`) {

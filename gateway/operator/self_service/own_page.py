@@ -9,7 +9,7 @@ from gateway.operator.page.files import FOLDER, HEADERS, TYPES
 
 PATH: Final = "/fairgate/me/page"
 _OWN: Final = Path(__file__).parent / "page"
-_OF_OPERATOR: Final = ("page.css", "stream.js", "words.js", "draw.js", "requests.js", "usage.js", "icon.svg")
+_OF_OPERATOR: Final = ("page.css", "stream.js", "words.js", "requests.js", "usage.js", "icon.svg")
 """Files of the operator's page that this page uses too."""
 
 

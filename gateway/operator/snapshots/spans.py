@@ -1,16 +1,15 @@
 """Who received how much, and who waited, within a span of time?
 
 The sums are made from the remembered ends and from the running and queued requests. So nothing is computed without a
-reader, and a page that is opened has its history at once.
+reader.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from math import ceil, inf
-from typing import Any, Final, NamedTuple
+from math import inf
+from typing import NamedTuple
 
 from gateway.telemetry.ends import End
 from gateway.telemetry.recent_requests import service_of
@@ -18,12 +17,6 @@ from gateway.telemetry.record import Outcome
 from policies.admission.engine import AdmissionEngine
 from policies.queue.bounds import Waiting
 from policies.request import is_batch, payer
-
-STEP_S: Final = 5.0
-"""Seconds between two points of a drawn line."""
-TENANTS_DRAWN: Final = 7
-OTHERS: Final = ""
-"""Key of all tenants that are not drawn, together."""
 
 
 class Running(NamedTuple):
@@ -181,44 +174,6 @@ def due(asked: Mapping[str, tuple[float, float, float]]) -> dict[str, float]:
 def shares_due(found: Mapping[str, TenantSums]) -> dict[str, float]:
     """Return the share of all received service that is due to each tenant."""
     return due({name: (one.received, one.weight, one.waiting) for name, one in found.items()})
-
-
-def waiting_over_time(sample: PoolSample, covered_s: float) -> dict[str, Any]:
-    """Count the waiting requests of each tenant at each step of the time that the ends cover, up to now.
-
-    `first_step` is the number of the first step: a step has one number whenever it is counted.
-    """
-    last = int(sample.now / STEP_S)
-    first = min(last, ceil((sample.now - covered_s) / STEP_S))
-    changes: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (last - first + 2))
-
-    def waited(tenant: str, since_s: float, until_s: float) -> None:
-        if not since_s < until_s or not first * STEP_S <= until_s:  # This also drops a time that is NaN.
-            return
-        begin, end = (ceil(min(max(at_s, first * STEP_S), (last + 1) * STEP_S) / STEP_S) for at_s in (since_s, until_s))
-        if begin < end:
-            changes[tenant][begin - first] += 1
-            changes[tenant][end - first] -= 1
-
-    for one in sample.ends:
-        if one.pool == sample.pool:
-            waited(one.tenant, one.dispatched_s - one.queue_s, one.dispatched_s)
-    for each in sample.running:
-        waited(payer(each.tenant), each.arrived_s, each.dispatched_s)
-    counts = {name: [*accumulate(found[:-1])] for name, found in changes.items()}
-    for leaf, waiting in sample.waiting.items():
-        if not -inf < waiting.oldest_s < sample.now:
-            continue
-        own = counts.setdefault(payer(leaf), [0] * (last - first + 1))
-        for step in range(first, last + 1):  # The queue is assumed to have grown evenly.
-            own[step - first] += round(
-                waiting.requests * part_within(-inf, step * STEP_S, waiting.oldest_s, sample.now)
-            )
-    most = sorted(counts, key=lambda name: -sum(counts[name]))
-    drawn = {name: counts[name] for name in most[:TENANTS_DRAWN]}
-    if others := [counts[name] for name in most[TENANTS_DRAWN:]]:
-        drawn[OTHERS] = [sum(step) for step in zip(*others, strict=True)]
-    return {"first_step": first, "step_s": STEP_S, "waiting": drawn}
 
 
 def part_within(since_s: float, until_s: float, begun_s: float, ended_s: float) -> float:

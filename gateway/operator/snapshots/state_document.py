@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, PoolSnapshot
-from gateway.operator.snapshots.spans import PoolSample, TenantSums, percentile, shares_due, sums, waiting_over_time
+from gateway.operator.snapshots.spans import PoolSample, TenantSums, percentile, shares_due, sums
 from gateway.telemetry.ends import End
 from gateway.telemetry.recent_requests import WINDOW_S, RecentRequests
 from policies.admission.explanation import OF_OBSTACLE, OF_REFUSAL, OF_WAIT, waited_in_words
@@ -25,7 +25,6 @@ TENANTS_MAX: Final = 200
 RUNNING_LISTED: Final = 8
 """Limit on the tenants listed for an engine: those with most requests there."""
 ENDS_LISTED: Final = 60
-HISTORY_S: Final = 600.0
 OF_POOL: Final = (
     "pool", "policy", "models", "queued_requests", "dispatched_requests", "next_request_id", "gateways", "requests",
 )  # fmt: skip
@@ -43,7 +42,7 @@ def state(
     `config`: names the groups, and the tenants that asked for nothing; without it neither are listed.
     """
     now, epoch_s = time.monotonic(), time.time() - time.monotonic()
-    ends, covered_s = recent.within(now, HISTORY_S)
+    ends, covered_s = recent.within(now, WINDOW_S)
     pools = [(pool, PoolSample(pool.pool, snapshot.at_s, ends, pool.running, pool.waiting)) for pool in snapshot.pools]
     ended = [ended_request(end, epoch_s) for end in recent.latest(ENDS_LISTED)]
     window_s = min(WINDOW_S, covered_s)
@@ -52,14 +51,12 @@ def state(
         "window_s": round(window_s, 1),
         "not_ready": snapshot.not_ready,
         "state": snapshot.state,
-        "pools": [_pool(pool, sample, window_s, covered_s, config) for pool, sample in pools],
+        "pools": [_pool(pool, sample, window_s, config) for pool, sample in pools],
         "ended": ended,
     }
 
 
-def _pool(
-    pool: PoolSnapshot, sample: PoolSample, window_s: float, covered_s: float, config: Config | None
-) -> dict[str, Any]:
+def _pool(pool: PoolSnapshot, sample: PoolSample, window_s: float, config: Config | None) -> dict[str, Any]:
     asked = sums(sample, sample.now - window_s, sample.now)
     shares, total = shares_due(asked), sum(one.received for one in asked.values())
     configured = {one.name: one for one in config.tenants} if config is not None else {}
@@ -95,7 +92,6 @@ def _pool(
             }
             for one in pool.backends
         ],
-        "history": waiting_over_time(sample, covered_s),
     }
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from gateway.config.model import Config
 from gateway.http.errors import ApiError, Reason
+from gateway.http.headers import header_of
 from gateway.proxy.background_handler import BackgroundHandler
 from gateway.proxy.batches import batch_tables as tables
 from gateway.proxy.batches.batch_objects import (
@@ -107,7 +108,7 @@ class BatchApi:
     async def _take_file(self, context: RequestContext) -> StoredFile:
         """Store an uploaded file."""
         body, limits = context.body, self._limits
-        parts = {part.name: part for part in read_parts(body, context.header(b"content-type") or b"")[0]}
+        parts = {part.name: part for part in read_parts(body, header_of(context.headers, b"content-type"))[0]}
         file, purpose = parts.get("file"), parts.get("purpose")
         if purpose is None or body[purpose.begin : purpose.end] != b"batch":
             raise _wrong("files are kept for batches only: the purpose should be 'batch'", "purpose")
@@ -179,7 +180,7 @@ class BatchApi:
 
 def _asked(context: RequestContext, default: int, most: int) -> tuple[dict[str, str], int]:
     """Return the query's fields and the number of entries that it asks for."""
-    asked = dict(parse_qsl(context.query.decode("latin-1")))
+    asked = dict(parse_qsl(context.head.query.decode("latin-1")))
     for name, value in asked.items():
         if storable(value) != value:
             raise _wrong(f"{name[:100]} holds a character that no id has", name[:100])

@@ -71,10 +71,7 @@ _read_caller = msgspec.json.Decoder(tuple[Caller, list[Header]]).decode
 def write_caller(of: Principal, fields: list[Header]) -> str:
     """Return a batch's author and the header fields of app and user as JSON. The key is represented by its hash
     alone."""
-    caller = Caller(
-        of.tenant, of.weight, of.apps, of.models, of.digest, of.user, of.issuer, of.can_wait, of.groups, of.twin_digest
-    )  # fmt: skip
-    return msgspec.json.encode((caller, fields)).decode()
+    return msgspec.json.encode((msgspec.convert(of, Caller, from_attributes=True), fields)).decode()
 
 
 def read_caller(written: str) -> tuple[Principal, list[Header]]:

@@ -70,9 +70,9 @@ class FormPayload(Payload):
             self._model_at = begin, begin + len(name)
 
 
-def is_form(content_type: bytes | None) -> bool:
+def is_form(content_type: bytes) -> bool:
     """Return whether the content-type names a form."""
-    return content_type is not None and content_type[: len(_TYPE)].lower() == _TYPE
+    return content_type[: len(_TYPE)].lower() == _TYPE
 
 
 def read_form(body: bytes, content_type: bytes, api: Api) -> Payload:

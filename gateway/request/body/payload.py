@@ -112,11 +112,6 @@ class Payload:
         self.prompt.let_go(counts_commas)
 
     @property
-    def is_text(self) -> bool:
-        """Return whether the prompt is free of attachments in base64."""
-        return self.prompt.attachments == 0
-
-    @property
     def prompt_param(self) -> str | None:
         return next((name for name in reversed(self.api.prompt) if getattr(self.fields, name)), None)
 

@@ -50,30 +50,20 @@ class Turns:
 
     Attributes:
         questions: the user's own turns up to and with the question; empty if there is none.
+        answered: number of earlier questions that the model has replied to.
         stage: the call's position among the calls that answer the question, from 1.
         begins: True if the question comes last, False if a tool's result does, None if neither does.
         keys: correlation keys by which the interaction is recognised.
     """
 
-    __slots__ = ("_answered", "begins", "keys", "questions", "stage")
+    __slots__ = ("answered", "begins", "keys", "questions", "stage")
 
     def __init__(self, questions: list[bytes], answered: int, shape: Shape, keys: TurnKeys) -> None:
-        """Create the facts. `answered`: number of questions that the model has replied to."""
         self.questions = questions
         self.stage = shape.stage()
         self.begins = shape.begins
         self.keys = keys
-        self._answered = answered
-
-    @property
-    def asks(self) -> bool:
-        """Return whether there is a question."""
-        return bool(self.questions)
-
-    @property
-    def has_answers(self) -> bool:
-        """Return whether an earlier question has been answered."""
-        return self._answered > 0
+        self.answered = answered
 
     def named(self, *rest: bytes, last_only: bool = False) -> str:
         """Return a short name of all questions, or with `last_only` of the last one, and of the `rest` that sets it
@@ -86,7 +76,7 @@ class Turns:
     def named_before(self, *rest: bytes) -> str:
         """Return the name that the conversation had at the last answer: of the questions up to then, and of the
         `rest`."""
-        return named(*[same_text(question) for question in self.questions[: self._answered]], *rest)
+        return named(*[same_text(question) for question in self.questions[: self.answered]], *rest)
 
 
 class TurnKind(Enum):

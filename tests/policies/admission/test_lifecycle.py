@@ -39,7 +39,6 @@ MAKE: dict[Event, Callable[[RequestLedger, Request], None]] = {
     lifecycle.REFUSED: lambda requests, request: requests.refused(request, 1.0),
     lifecycle.WITHDRAWN: lambda requests, request: requests.withdrawn(request, 1.0),
     lifecycle.HANDED_OVER: lambda requests, request: requests.handed_over(request, 1.0),
-    lifecycle.TAKEN_IN: lambda requests, request: requests.taken_in(request, 1.0),
     lifecycle.DISPATCHED: lambda requests, request: requests.dispatched(request, "one", 1.0),
     lifecycle.RETURNED: lambda requests, request: requests.returned(request, 1.0),
     lifecycle.FINISHED: lambda requests, request: requests.finished(request, SERVICE, 1.0, None),

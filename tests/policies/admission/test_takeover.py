@@ -13,7 +13,7 @@ from policies.admission.decisions import Failure
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
-from policies.admission.takeover import Setup, remove_backend, reweigh, take_over
+from policies.admission.takeover import Setup, remove_backend, take_over
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.overload import OverloadSettings
 from policies.limits.quotas import Quota, Quotas
@@ -126,16 +126,32 @@ def test_a_new_weight_holds_for_what_waits(name: str) -> None:
         engine.arrived(make_request("ab"[n % 2], prompt=10), 0.0)
     before = served(engine, 1.0, 80)
     assert before["a"] == pytest.approx(before["b"], abs=6)
-    reweigh(engine, {"b": (1.0, 3.0)})
+    take_over(engine, setup_with(slots={"one": 1}, weights={"b": (1.0, 3.0)}), 17.0)
     after = served(engine, 20.0, 160)
     assert after["b"] / after["a"] == pytest.approx(3.0, rel=0.15)
+
+
+def test_a_new_weight_wakes_who_goes_next_by_it() -> None:
+    terms = tree({"g": ("", {"max_running": 5})}, {name: ("g", {}) for name in "abc"})
+    engine = pool_of("one", policy=policy_with("vtc"), slots=16, tree=terms)
+    first = [make_request(name) for name in "bac"]
+    for request in first:
+        engine.arrived(request, 0.0)
+    for request, output in zip(first, (200, 50), strict=False):
+        engine.finished(request.id, ServiceTokens(10, output), 0.1)
+    filler, wide, narrow = make_request("c", sequences=4), make_request("a", sequences=5), make_request("b")
+    for request in (filler, wide, narrow):
+        engine.arrived(request, 0.2)
+    assert engine.finished(filler.id, ServiceTokens(10, 0), 0.3) == [], "a is next, and too wide"
+    decisions = take_over(engine, setup_with(slots={"one": 16}, weights={"b": (1.0, 1000.0)}), 0.4)
+    assert [one.id for one in decisions] == [narrow.id]
 
 
 def test_a_request_that_its_engine_returns_goes_by_the_new_weight() -> None:
     engine = engine_with()
     request = make_request("a", weight=1.0)
     engine.arrived(request, 0.0)
-    reweigh(engine, {"a": (1.0, 4.0)})
+    take_over(engine, setup_with(weights={"a": (1.0, 4.0)}), 0.0)
     assert request.weight == 1.0, "what runs is charged by the weight that it was dispatched with"
     engine.backend_changed("one", False, 0.1)
     engine.backend_changed("two", False, 0.1)
@@ -177,7 +193,7 @@ def test_a_lead_is_the_same_service(groups: bool) -> None:
     if groups:
         take_over(engine, setup_with(slots={"one": 1}, tree=tree({}, {})), 0.5)
     else:
-        reweigh(engine, {"a": (0.01, 1.0)})
+        take_over(engine, setup_with(slots={"one": 1}, weights={"a": (0.01, 1.0)}), 0.5)
     assert leads(engine) == pytest.approx((service, service))
 
 
@@ -185,13 +201,13 @@ def test_a_weight_inside_a_group_converts_what_it_changes_of_the_pool_and_no_mor
     engine = behind_a_light_tenant(groups=True)
     before, request = leads(engine), make_request("a")
     engine.arrived(request, 0.4)
-    reweigh(engine, {"a": (1.0, 5.0)})
+    take_over(engine, setup_with(slots={"one": 1}, weights={"a": (1.0, 5.0)}), 0.4)
     assert leads(engine) == pytest.approx(before), "alone in its group, it has all of that as before"
     assert request.weight == pytest.approx(before[1] / before[0]), "of the pool, not inside its group"
     engine.arrived(make_request("c"), 0.5)  # in no group
     take_over(engine, setup_with(slots={"one": 1}, tree=tree({"g": ("", {"weight": 0.01})}, {"c": ("g", {})})), 0.5)
     before = leads(engine)
-    reweigh(engine, {"a": (5.0, 0.5)})
+    take_over(engine, setup_with(slots={"one": 1}, weights={"a": (5.0, 0.5)}), 0.5)
     assert leads(engine) == pytest.approx((before[0] * 10.0, before[1]), rel=1e-6)
 
 
@@ -211,24 +227,21 @@ def test_a_request_of_a_key_with_a_weight_of_its_own_keeps_it() -> None:
     engine, own, usual = engine_with(), make_request("a", weight=5.0), make_request("a", weight=1.0)
     for request in (*[make_request("a") for _ in range(4)], own, usual):
         engine.arrived(request, 0.0)
-    reweigh(engine, {"a": (1.0, 2.0)})
+    take_over(engine, setup_with(weights={"a": (1.0, 2.0)}), 0.0)
     assert (own.weight, usual.weight) == (5.0, 2.0)
     take_over(engine, setup_with(tree=tree({"g": ("", {})}, {})), 0.1)
     take_over(engine, setup_with(tree=tree({}, {})), 0.2)
     assert (own.weight, usual.weight) == (5.0, 2.0), "a reload of groups counts everybody anew"
 
 
-@pytest.mark.parametrize(("weight", "after"), [(1.0, 4.0), (5.0, 5.0)], ids=["of its tenant", "of its own key"])
-def test_a_request_that_its_engine_returns_goes_by_the_weight_that_it_has_now(weight: float, after: float) -> None:
-    engine, request = engine_with(), make_request("a", weight=weight)
-    for one in (request, make_request("a", weight=1.0)):
-        engine.arrived(one, 0.0)
-    reweigh(engine, {"a": (1.0, 4.0)})
-    assert request.weight == weight, "what runs is charged by the weight that it was dispatched with"
+def test_a_request_of_such_a_key_that_its_engine_returns_keeps_its_weight() -> None:
+    engine, own = engine_with(), make_request("a", weight=5.0)
+    for request in (own, make_request("a", weight=1.0)):
+        engine.arrived(request, 0.0)
     for backend in ("one", "two"):
         engine.backend_changed(backend, False, 0.1)
-    engine.failed(request.id, Failure.REFUSED, 0.2)
-    assert request.weight == after
+    engine.failed(own.id, Failure.REFUSED, 0.2)
+    assert own.weight == 5.0
 
 
 def test_other_settings_of_the_same_cost_keep_the_counters_and_another_cost_does_not() -> None:

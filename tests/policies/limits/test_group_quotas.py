@@ -146,7 +146,7 @@ def test_replicas_keep_the_month_of_a_group_together(seed: int) -> None:
                     asked.append(request)
             gateway.tells(now)
             for request in reversed(asked):
-                if quotas.overrun(request, now) is not None:
+                if quotas.refusal(request, now, is_counted=True) is not None:
                     quotas.withdrawn(request, now)
                 else:
                     taken += request.prompt_tokens

@@ -258,7 +258,7 @@ def test_the_last_place_of_a_concurrent_limit_is_given_once() -> None:
     assert quotas.refusal(make_request("t"), 0.0) is None
     quotas.admitted(make_request("t"), 0.0)
     assert quotas.refusal(make_request("t"), 0.0) is not None
-    assert quotas.overrun(make_request("t"), 0.0) is None, "counted already"
+    assert quotas.refusal(make_request("t"), 0.0, is_counted=True) is None, "counted already"
 
 
 # --- leaky counts: so much at once, and after that so much per second ---

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from policies.admission.decisions import Dispatch, Failure, Preempt
+from policies.admission.engine import AdmissionEngine
+from policies.request import ServiceTokens, of_batch
 from policies.tree.terms import ROOT
-from tests.policies.meetings.world import World, quantile, tree
+from tests.policies.making import make_request, pool_of
+from tests.policies.meetings.world import LONG, World, quantile, tree
 
 KEPT = (ROOT, {"guaranteed_share": 0.75, "lending_limit": 0.0})
 
@@ -101,6 +105,45 @@ def test_while_a_large_request_waits_for_its_engine_batch_makes_room_for_others_
     world.run(55)
     assert min(world.waits("big")) > 40.0, "it fits beside no long answers"
     assert max(world.waits("small")) < 2.0
+
+
+def of_group(policy: str, running_max: int) -> AdmissionEngine:
+    terms = tree({"g": (ROOT, {"max_running": running_max})}, {"a": ("g", {})})
+    return pool_of("e", policy=policy, slots=16, limits=LONG, tree=terms)
+
+
+def test_room_that_batch_makes_piece_by_piece_at_a_ceiling_is_not_taken_by_batch() -> None:
+    engine = of_group("vtc", 4)
+    for number in range(4):
+        engine.arrived(make_request(of_batch("a"), id=f"b{number}", streamed=False), 0.0)
+    [first] = engine.arrived(make_request("a", id="wide", sequences=2), 1.0)
+    [second] = engine.failed(first.id, Failure.PREEMPTED, 1.0)
+    assert isinstance(second, Preempt), "another one, and none starts in its place"
+    assert engine.failed(second.id, Failure.PREEMPTED, 1.0) == [Dispatch("wide", "e")]
+
+
+def test_batch_is_not_stopped_at_a_ceiling_for_what_would_not_fit_all_the_same() -> None:
+    engine = of_group("vtc", 8)
+    engine.arrived(make_request("a", id="runs", sequences=4), 0.0)
+    assert engine.arrived(make_request("a", id="wide", sequences=5), 1.0) == []
+    for id in ("b0", "b1", "b2"):
+        batch = make_request(of_batch("a"), id=id, streamed=False)
+        assert engine.arrived(batch, 2.0) == [Dispatch(id, "e")], "and no preemption after that"
+    assert engine.finished("runs", ServiceTokens(10, 10), 3.0) == [Dispatch("wide", "e")]
+
+
+def test_batch_at_a_ceiling_runs_on_until_the_engine_can_start_what_waits_there() -> None:
+    engine = of_group("dlpm", 3)
+    engine.arrived(make_request("a", id="runs"), 0.0)
+    engine.progressed("runs", 0, 0.1)
+    engine.arrived(make_request("x", id="prefill", prompt=1_000), 0.2)
+    assert engine.arrived(make_request("a", id="large", prompt=50_000), 1.0) == []
+    for id in ("b0", "b1"):
+        batch = make_request(of_batch("a"), id=id, streamed=False)
+        assert engine.arrived(batch, 2.0) == [Dispatch(id, "e")], "no preemption yet for a prompt that cannot begin"
+    [preempted] = engine.progressed("prefill", 0, 3.0)
+    assert isinstance(preempted, Preempt)
+    assert engine.failed(preempted.id, Failure.PREEMPTED, 3.0) == [Dispatch("large", "e")]
 
 
 def light_waits(prompt: int) -> list[float]:

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import strategies as st
 
 from policies.admission.policy import Policy
+from policies.capacity.output_lengths import ENOUGH
 from policies.orders.policy_entries import POLICIES
+from policies.orders.profiles import Profiles
 from policies.request import Request, ServiceTokens
 from tests.policies.making import Room, make_request, policy_with
 
@@ -28,8 +30,9 @@ class Claim:
     """What it can count as service."""
 
 
-IN_TOKENS = {"gamma": 2.0, "weights": {"": 1.0}}
-"""Makes the flows of a tenant comparable by the same service as tenants; what calls are worth has tests of its own."""
+IN_TOKENS = {"gamma": 2.0}
+"""With `knows`, makes the flows of a tenant comparable by the same service as tenants; what calls are worth has tests
+of its own."""
 PER_ROUND = lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10)  # noqa: E731
 """Of policies with rounds, or a window, of ten tokens."""
 PLAIN = lambda prompt, output, weight: 2 * (prompt + output) / weight  # noqa: E731
@@ -48,7 +51,18 @@ fair_policy = pytest.mark.parametrize("name", sorted(name for name, claim in CLA
 
 
 def make(name: str, **params: Any) -> Policy:
-    return policy_with(name, **{**CLAIMS[name].params, **params})
+    return knows(policy_with(name, **{**CLAIMS[name].params, **params}), 1.0)
+
+
+def knows(policy: Policy, usual: float, **by_app: float) -> Policy:
+    """The policy, which has learned what a normal call is worth, if it does: of each app, and of all others."""
+    profiles = policy.order.learned.get("profiles")
+    if isinstance(profiles, Profiles):
+        scopes = ("", "t", "l", "s")
+        rows: list[list[object]] = [[scope, app, 0, ENOUGH, worth] for scope in scopes for app, worth in by_app.items()]
+        learned = {"units": [*profiles.units], "worths": rows, "pool": [[ENOUGH, usual]]}
+        profiles.adopt(profiles.read(learned))
+    return policy
 
 
 def pop(policy: Policy, room: Room | None = None) -> Request:

@@ -20,7 +20,6 @@ class Shortest(Order):
     """Whose prompt is shortest? Nobody is overtaken by more than `patience`."""
 
     def __init__(self, params: ShortestParams | None = None, *, flows_max: int = 10_000) -> None:
-        super().__init__()
         self._patience = (params or ShortestParams()).patience
         self._queue: OrderedDict[str, Request] = OrderedDict()
         self._overtaken = 0

@@ -14,11 +14,10 @@ from policies.capacity.output_lengths import ENOUGH
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.fairserve import FairServe, FairServeParams
 from policies.orders.profiles import NEUTRAL, Profiles
-from policies.orders.wsc import WscParams
 from policies.placements.placement_entries import PLACEMENTS
 from policies.request import Pressure, Refusal, Request, ServiceTokens
 from tests.policies.making import NoRoom, make_request
-from tests.policies.orders.claims import pop
+from tests.policies.orders.claims import knows, pop
 
 LEARNED = 4 * ENOUGH
 
@@ -58,12 +57,6 @@ def test_equation_2_with_the_constants_as_printed() -> None:
     assert Profiles((1.0, 1.0, 2.0)).worth(100, 30, 7) == 70 + 30 + 14
 
 
-def test_weights_that_are_set_are_not_learned() -> None:
-    profiles = taught({("t", "a", 1): 9.0}, Profiles(weights={"a": 50.0, "b": [10.0, 20.0]}))
-    assert [profiles.norm("t", "a", stage) for stage in (1, 5)] == [50.0, 50.0]
-    assert [profiles.norm("t", "b", stage) for stage in (1, 2, 7)] == [10.0, 20.0, 20.0]
-
-
 def test_a_young_population_is_its_mean() -> None:
     profiles = Profiles()
     for worth in [100.0] * ENOUGH + [200.0] * (20 - ENOUGH):
@@ -80,14 +73,6 @@ def test_of_two_gateways_the_one_that_has_seen_more_is_believed() -> None:
     few.adopt(few.read(many.snapshot()))
     many.adopt(many.read(of_few))
     assert few.norm("t", "app", 1) == many.norm("t", "app", 1) == 1000.0
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"alpha": -1}, {"alpha": 0, "gamma": 0}, {"weights": {"a": 0.0}}, {"weights": {"a": []}}]
-)
-def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="wsc"):
-        WscParams(**wrong)
 
 
 def test_populations_are_bounded() -> None:
@@ -135,7 +120,7 @@ def push(policy: Policy, request: Request, *, inside: bool = False) -> Request:
 
 
 def test_users_of_one_tenant_are_compared_by_what_is_normal_for_their_app() -> None:
-    policy = named_policy("wsc", weights={"long": 1000.0, "short": 10.0})
+    policy = knows(named_policy("wsc"), 0.0, long=1000.0, short=10.0)
     for _ in range(40):
         push(policy, make_request("t", app="long", prompt=1000))
         push(policy, make_request("t", app="short", prompt=10))
@@ -144,7 +129,7 @@ def test_users_of_one_tenant_are_compared_by_what_is_normal_for_their_app() -> N
 
 
 def test_system_tokens_cost_their_own_factor() -> None:
-    policy = named_policy("wsc", weights={"": 100.0})
+    policy = knows(named_policy("wsc"), 100.0)
     plain = push(policy, make_request("t", user="u", prompt=100))
     system = push(policy, make_request("t", user="v", prompt=100, system=60))
     pop(policy), pop(policy)
@@ -155,7 +140,7 @@ def test_system_tokens_cost_their_own_factor() -> None:
 
 @pytest.mark.parametrize("across", [False, True])
 def test_what_a_tenant_teaches_decides_between_tenants_only_if_the_operator_says_so(across: bool) -> None:
-    policy = named_policy("wsc", weights={"long": 1000.0, "short": 10.0}, across_tenants=across)
+    policy = knows(named_policy("wsc", across_tenants=across), 0.0, long=1000.0, short=10.0)
     for _ in range(600):
         push(policy, make_request("l", app="long", prompt=1000))
         push(policy, make_request("s", app="short", prompt=10))
@@ -164,7 +149,7 @@ def test_what_a_tenant_teaches_decides_between_tenants_only_if_the_operator_says
 
 
 def test_a_prediction_is_charged_at_dispatch_and_corrected() -> None:
-    policy = named_policy("wsc", weights={"": 10.0})
+    policy = knows(named_policy("wsc"), 10.0)
     request = push(policy, make_request("t", prompt=10, expected=20.0))
     pop(policy)
     assert (request.progress.charged, request.progress.normalised) == (50.0, 3.0)
@@ -182,7 +167,7 @@ def test_a_prediction_is_charged_at_dispatch_and_corrected() -> None:
             id="up to the window",
         ),
         pytest.param(
-            {"window_calls": 2.0, "weights": {"": 1.0}}, 10, [("", "b", 1, False), ("", "a", 1, True)], "aabababa",
+            {"window_calls": 2.0}, 10, [("", "b", 1, False), ("", "a", 1, True)], "aabababa",
             id="inside a tenant the window is in calls",
         ),
         pytest.param(
@@ -194,7 +179,7 @@ def test_a_prediction_is_charged_at_dispatch_and_corrected() -> None:
 def test_calls_inside_an_interaction_go_before_starts(
     settings: dict[str, Any], rounds: int, asks: list[tuple[str, str, int, bool]], order: str
 ) -> None:
-    policy = named_policy("fairserve", **settings)
+    policy = knows(named_policy("fairserve", **settings), 1.0)
     for _ in range(rounds):
         for tenant, user, prompt, inside in asks:
             push(policy, make_request(tenant, user=user, prompt=prompt), inside=inside)

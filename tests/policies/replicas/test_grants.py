@@ -25,10 +25,10 @@ def test_a_gateway_that_had_nothing_to_send_can_send_when_it_is_cut_off(kv_token
     ledger = engine(kv_tokens)
     grants = GrantedEngines({"e": ledger})
     for now in range(1, 20):
-        grants.receive([Grant(0, 0)], 2, float(now))
+        grants.receive([Grant(0, 0)], float(now))
     request = make_request(prompt=100, reserved=100)
     assert ledger.obstacle(request, 19.5) in (Obstacle.SLOTS, Obstacle.KV)
-    grants.cut_off()
+    grants.cut_off(2)
     assert ledger.obstacle(request, 25.0) is None
     assert ledger.allowance.sequences == 4, "half of the slots"
 
@@ -36,10 +36,10 @@ def test_a_gateway_that_had_nothing_to_send_can_send_when_it_is_cut_off(kv_token
 def test_the_average_of_grants_for_whole_requests_has_room_for_half_a_one_more() -> None:
     ledger = engine(10_000)
     grants = GrantedEngines({"e": ledger})
-    grants.receive([Grant(2, 5000)], 2, 1.0)
+    grants.receive([Grant(2, 5000)], 1.0)
     lease = Lease(make_request(prompt=1000), "e", 1.0)
     ledger.add(lease)
-    grants.cut_off()
+    grants.cut_off(2)
     assert ledger.allowance.kv_tokens == 5000 + round(lease.held_tokens / 2)
 
 
@@ -52,10 +52,10 @@ def test_a_report_says_what_the_next_request_needs_and_how_many_the_engine_runs(
 def test_a_fraction_of_a_sequence_is_used_at_a_later_time() -> None:
     ledger, used = engine(10_000), []
     grants = GrantedEngines({"e": ledger})
-    grants.receive([Grant(2, 5000)], 2, 0.0)
-    grants.receive([Grant(3, 5000)], 2, 2.5)
+    grants.receive([Grant(2, 5000)], 0.0)
+    grants.receive([Grant(3, 5000)], 2.5)
     for _ in range(4):
-        grants.cut_off()
+        grants.cut_off(2)
         used.append(ledger.allowance.sequences)
     assert used == [2, 3, 2, 3], "2.5 on average"
 

@@ -1,10 +1,9 @@
 // The page of one tenant: what it gets, what it is due, why it waited, and what is left.
 
-import { bar } from "./draw.js";
 import { list, story } from "./requests.js";
 import { follow, hasToken, onToken, showLink } from "./stream.js";
-import { byHour, used } from "./usage.js";
-import { clock, count, element, fill, percent, place, seconds, short, spaced } from "./words.js";
+import { used } from "./usage.js";
+import { bar, clock, count, element, fill, percent, place, seconds, short, spaced } from "./words.js";
 
 const EVERY_MS = 5000;
 const MINUTES_SHOWN = 10;
@@ -24,7 +23,7 @@ function show() {
       ...me.pools.map((pool) => received(`${of(pool)}Last ${seconds(me.recently_s)}`, pool.recently)), ...long),
     about("Due: your part by weight and groups, and what others leave, at most what you asked for. Your place: ",
       me.place.map(terms).join(" › "), "."),
-    ...(me.hours ? byHour(me.hours) : [about("This gateway does not count usage by the hour.")]));
+    me.usage ? null : about("This gateway does not count usage."));
   const limits = me.limits.map((one) => row(spaced(one.name), `${short(one.remaining)} of ${short(one.limit)} left`
     + (one.reset_s ? `, again in ${seconds(one.reset_s)}` : ""), bar([[one.remaining / one.limit, "c0"]])));
   fill(place("limits-body"), limits.length ? element("ul", { class: "bars" }, ...limits) : about("No limit is set for you."));
