@@ -16,46 +16,31 @@ def client(live: Live, key: str = "k") -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=live.url + "/v1", api_key=key, max_retries=0)
 
 
-async def test_chat_completions_embeddings_and_models(start: Starter) -> None:
-    async with simulated(time_scale=0) as sim, start(sim.url) as live, client(live) as api:
-        whole: Any = await api.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=5)
-        assert whole.choices[0].message.content
-        assert whole.usage.completion_tokens <= 5
-        text = await api.completions.create(model=MODEL, prompt="Hello", max_tokens=5)
-        assert text.choices[0].text
-        vectors = await api.embeddings.create(model=MODEL, input=["a", "b"], encoding_format="float")
-        assert [len(each.embedding) for each in vectors.data] == [8, 8]
-        assert [card.id async for card in api.models.list()] == [MODEL]
-        assert whole._request_id.startswith("req_")
-
-
-async def test_streams_of_chat_completions(start: Starter) -> None:
+async def test_every_api_that_it_knows(start: Starter) -> None:
     async with simulated(time_scale=0) as sim, start(sim.url) as live, client(live) as api:
         options: Any = {"extra_body": {"ignore_eos": True}, "max_tokens": 7, "model": MODEL, "messages": HELLO}
-        quiet = await api.chat.completions.create(stream=True, **options)
-        chunks = [chunk async for chunk in quiet]
+        whole: Any = await api.chat.completions.create(**options)
+        assert whole.choices[0].message.content
+        assert whole.usage.completion_tokens == 7
+        assert whole._request_id.startswith("req_")
+        chunks = [chunk async for chunk in await api.chat.completions.create(stream=True, **options)]
         assert sum(bool(each.choices[0].delta.content) for each in chunks) == 7
         assert all(each.usage is None for each in chunks)
         counted = await api.chat.completions.create(stream=True, stream_options={"include_usage": True}, **options)
         last = [chunk async for chunk in counted][-1]
         assert (last.choices, last.usage.completion_tokens) == ([], 7)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_responses(start: Starter, stream: bool) -> None:
-    async with simulated(time_scale=0) as sim, start(sim.url) as live, client(live) as api:
-        if stream:
-            events = [
-                event
-                async for event in await api.responses.create(model=MODEL, input="Hi", max_output_tokens=6, stream=True)
-            ]
-            assert events[0].type == "response.created"
-            assert events[-1].type == "response.completed"
-            assert events[-1].response.usage is not None
-        else:
-            whole = await api.responses.create(model=MODEL, input="Hi", max_output_tokens=6)
-            assert whole.usage is not None
-            assert whole.output
+        text = await api.completions.create(model=MODEL, prompt="Hello", max_tokens=5)
+        assert text.choices[0].text
+        vectors = await api.embeddings.create(model=MODEL, input=["a", "b"], encoding_format="float")
+        assert [len(each.embedding) for each in vectors.data] == [8, 8]
+        assert [card.id async for card in api.models.list()] == [MODEL]
+        response = await api.responses.create(model=MODEL, input="Hi", max_output_tokens=6)
+        assert response.usage is not None
+        assert response.output
+        stream = await api.responses.create(model=MODEL, input="Hi", max_output_tokens=6, stream=True)
+        events: list[Any] = [event async for event in stream]
+        assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+        assert events[-1].response.usage is not None
 
 
 async def test_the_error_classes(start: Starter) -> None:
@@ -81,21 +66,11 @@ async def test_the_error_classes(start: Starter) -> None:
             with pytest.raises(openai.InternalServerError) as broken:
                 await api.completions.create(model=MODEL, prompt="x")
             assert broken.value.code == "backend_failed"
-
-
-@pytest.mark.parametrize("api_name", ["chat", "responses"])
-async def test_a_stream_that_breaks_raises_in_the_client(start: Starter, api_name: str) -> None:
-    async with simulated() as sim, start(sim.url) as live, client(live) as api:
-        sim.faults.truncate_after_events = 10
-        stream: Any
-        if api_name == "chat":
-            stream = await api.chat.completions.create(model=MODEL, messages=HELLO, stream=True, max_tokens=90)
-        else:
-            stream = await api.responses.create(model=MODEL, input="x", stream=True, max_output_tokens=90)
-        with pytest.raises(openai.APIError, match="broke off"):
-            await _read(stream)
-
-
-async def _read(stream: Any) -> None:
-    async for _ in stream:
-        pass
+            sim.faults.truncate_after_events = 10
+            streams: list[Any] = [
+                await api.chat.completions.create(model=MODEL, messages=HELLO, stream=True, max_tokens=90),
+                await api.responses.create(model=MODEL, input="x", stream=True, max_output_tokens=90),
+            ]
+            for stream in streams:
+                with pytest.raises(openai.APIError, match="broke off"):
+                    [_ async for _ in stream]

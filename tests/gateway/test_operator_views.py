@@ -1,9 +1,11 @@
-"""What an operator sees of the present: /state, and `fairgate top` made from it."""
+"""What an operator sees of the present and of the last minutes: /state, `fairgate top`, and the sums that both show."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
+import time
 from math import inf
 from pathlib import Path
 
@@ -15,18 +17,30 @@ from gateway.operator.snapshots import snapshot as snapshots
 from gateway.operator.snapshots import state_document as present
 from gateway.operator.snapshots.snapshot import decoded, encoded, moved, together
 from gateway.operator.snapshots.snapshot import snapshot_of as of_process
-from gateway.operator.snapshots.spans import due
+from gateway.operator.snapshots.spans import (
+    PoolSample,
+    Running,
+    due,
+    part_within,
+    percentile,
+    shares_due,
+    sums,
+)
+from gateway.telemetry.ends import End
+from gateway.telemetry.recent_requests import MINUTE_S, RecentRequests
+from policies.queue.bounds import Waiting
 from tests.commands import run
 from tests.gateway.live import Starter, chat, simulated, until
 from tests.kit.overload import CHAT, full, question, seen, tenants
 from tests.kit.served import config_file
+from tests.kit.tracing import end
 from tests.ports import free_port
 
 
-async def test_the_queue_says_who_waits_and_for_what(start: Starter) -> None:
+async def test_the_queue_and_its_engine_say_who_waits_and_for_what(start: Starter) -> None:
     async with full(start) as gate:
         [pool] = (await seen(gate.live, "/state"))["pools"]
-        assert pool["limited_by"] == "kv"
+        assert (pool["limited_by"], pool["waits_for"]) == ("kv", "for KV")
         assert (pool["queued_requests"], pool["dispatched_requests"]) == (1, 3)
         assert pool["limited_by_is"].startswith("1 request of holder in the queue: the KV cache has no room")
         [waiting] = pool["requests"]
@@ -37,8 +51,18 @@ async def test_the_queue_says_who_waits_and_for_what(start: Starter) -> None:
         [holder] = pool["tenants"]
         assert (holder["tenant"], holder["queued_requests"]) == ("holder", 1)
         assert holder["oldest_wait_s"] == pytest.approx(waiting["wait_s"], abs=0.0015)
-        assert pool["waits_for"] == "for KV"
         assert (pool["requests_left_out"], pool["tenants_left_out"]) == (0, 0)
+        [engine] = pool["backends"]
+        assert engine["url"] == f"http://{engine['backend']}"
+        assert (engine["in_service"], engine["reason"], engine["obstacle"]) == (True, "", "kv")
+        assert (engine["running_sequences"], engine["kv_capacity_tokens"]) == (3, 12288)
+        assert 0 <= engine["kv_ratio"] <= 1
+        assert 0 < engine["kv_expected_ratio"] <= 1
+        gate.release()
+        await until(gate.live.holds_nothing)
+        [pool] = (await seen(gate.live, "/state"))["pools"]
+        assert (pool["limited_by"], pool["backends"][0]["obstacle"]) == (None, None)
+        assert pool["limited_by_is"] == "Nothing limits the pool: no request waits or runs."
 
 
 async def test_the_answers_are_bounded_and_say_what_they_leave_out(
@@ -94,53 +118,13 @@ async def test_what_one_process_sees_reaches_another_and_is_put_together(start: 
         assert all(later.at_s - 60 < each.dispatched_s <= later.at_s for each in later.pools[0].running)
 
 
-async def test_engines_have_their_sequences_and_what_the_next_request_waits_for_there(start: Starter) -> None:
-    async with full(start) as gate:
-        [pool] = (await seen(gate.live, "/state"))["pools"]
-        [engine] = pool["backends"]
-        assert engine["url"] == f"http://{engine['backend']}"
-        assert (engine["in_service"], engine["reason"], engine["obstacle"]) == (True, "", "kv")
-        assert engine["running_sequences"] == 3
-        assert 0 <= engine["kv_ratio"] <= 1
-        assert 0 < engine["kv_expected_ratio"] <= 1
-        assert engine["kv_capacity_tokens"] == 12288
-        gate.release()
-        await until(gate.live.holds_nothing)
-        [pool] = (await seen(gate.live, "/state"))["pools"]
-        assert (pool["limited_by"], pool["backends"][0]["obstacle"]) == (None, None)
-        assert pool["limited_by_is"] == "Nothing limits the pool: no request waits or runs."
-
-
 async def test_an_engine_that_is_down_says_why(start: Starter) -> None:
     async with start(f"http://127.0.0.1:{free_port()}") as live:
         [pool] = (await seen(live, "/state"))["pools"]
         [engine] = pool["backends"]
-        assert not engine["in_service"]
-        assert engine["reason"]
+        assert (engine["in_service"], engine["reason"] != "") == (False, True)
         assert pool["limited_by_is"].startswith("No engine is in service (")
         assert engine["reason"] in pool["limited_by_is"]
-
-
-@settings(max_examples=40)
-@given(
-    st.dictionaries(
-        st.text(max_size=3),
-        st.tuples(st.floats(0, 1e9, allow_subnormal=False), st.floats(0.001, 1000), st.sampled_from((0.0, inf))),
-        min_size=1,
-        max_size=12,
-    )
-)
-def test_shares_due_add_up_and_nobody_is_due_more_than_weight_or_wish(
-    received: dict[str, tuple[float, float, float]],
-) -> None:
-    shares = due(received)
-    total = sum(service for service, _, _ in received.values())
-    if not total:
-        assert set(shares.values()) == {0.0}
-        return
-    assert sum(shares.values()) == pytest.approx(1)
-    greedy = [shares[name] / weight for name, (_, weight, wants_more) in received.items() if wants_more]
-    assert greedy == pytest.approx([greedy[0]] * len(greedy)) if greedy else True
 
 
 @pytest.mark.parametrize(
@@ -160,6 +144,7 @@ def test_shares_due_add_up_and_nobody_is_due_more_than_weight_or_wish(
             {"flood": (100.0, 1.0, 500.0), "starved": (0.0, 1.0, 20.0)}, {"flood": 0.8, "starved": 0.2},
             id="who received nothing",
         ),
+        pytest.param({"a": (0.0, 1.0, 5.0)}, {"a": 0.0}, id="nobody received anything"),
     ],
 )  # fmt: skip
 def test_what_one_does_not_ask_for_is_left_to_the_others(
@@ -217,3 +202,119 @@ async def test_a_command_says_what_is_wrong_with_its_input(command: tuple[str, s
         code, _, said = await run(*command, "--admin", address)
         assert code == 2
         assert message in said
+
+
+# --- sums of a span of time ---
+
+
+NOW = 100.0
+
+
+def taken(*ends: End, running: tuple[Running, ...] = (), **waiting: Waiting) -> PoolSample:
+    return PoolSample("p", NOW, sorted(ends, key=lambda each: -each.ended_s), running, waiting)
+
+
+@settings(max_examples=40)
+@given(st.floats(0, NOW), st.floats(0, 50), st.integers(1, 30))
+def test_the_parts_of_all_spans_add_up_to_the_whole(begun_s: float, length_s: float, spans: int) -> None:
+    ended_s = min(NOW, begun_s + length_s)
+    edges = [-1.0 + i * (NOW + 1) / spans for i in range(spans + 1)]
+    parts = [part_within(since, until, begun_s, ended_s) for since, until in itertools.pairwise(edges)]
+    assert sum(parts) == pytest.approx(1)
+
+
+def received(one: PoolSample, since_s: float, until_s: float) -> dict[str, float]:
+    found = sums(one, since_s, until_s)
+    total = sum(each.received for each in found.values())
+    return {name: each.received / total for name, each in found.items() if each.received}
+
+
+def due_within(one: PoolSample, since_s: float, until_s: float) -> dict[str, float]:
+    return shares_due(sums(one, since_s, until_s))
+
+
+def test_service_counts_in_the_span_in_which_it_was_received() -> None:
+    one = taken(
+        end("long", dispatched_s=80, ended_s=100, service=40),  # 10 in each span of 5 s
+        end("short", dispatched_s=91, ended_s=94, service=30),
+    )
+    assert received(one, 90, 95) == {"long": 0.25, "short": 0.75}
+    assert received(one, 95, 100) == {"long": 1.0}
+    assert (due_within(taken(), 90, 95), percentile([], 0.5)) == ({}, None)
+
+
+def test_who_asked_for_little_is_due_that_and_who_floods_the_rest() -> None:
+    greedy = Running("greedy", 1.0, 70.0, 90.0, 90.0)
+    light = Running("light", 3.0, 94.9, 95.0, 5.0)
+    flood = {"greedy": Waiting(40, 1.0, 80.0)}
+    alone = taken(running=(greedy, light), **flood)
+    assert received(alone, 95, 100) == due_within(alone, 95, 100) == pytest.approx({"greedy": 0.9, "light": 0.1})
+    known = end("light", dispatched_s=95, ended_s=95.1, service=1.0)
+    both = {**flood, "light": Waiting(10, 3.0, 90.0)}  # ten more, each worth as much as the one that ended
+    assert due_within(taken(known, running=(greedy, light), **both), 95, 100)["light"] == pytest.approx(16 / 51)
+    many = {**flood, "light": Waiting(1000, 3.0, 90.0)}
+    assert due_within(taken(known, running=(greedy, light), **many), 95, 100)["light"] == 0.75
+
+
+def test_what_waited_at_the_end_of_a_span_was_asked_for_in_it() -> None:
+    late = end("light", dispatched_s=96, ended_s=99, service=30, queue_s=4.0)
+    flood = end("flood", dispatched_s=80, ended_s=100, service=400)
+    assert due_within(taken(late, flood), 90, 95)["light"] == pytest.approx(0.3)
+
+
+def test_ends_are_counted_in_their_span_and_refusals_by_reason() -> None:
+    refused = {"service": 0, "outcome": "refused", "reason": "queue_full", "first_token_s": None}
+    one = taken(
+        end("t", dispatched_s=91, ended_s=94, service=1, queue_s=2.0),
+        end("t", dispatched_s=92, ended_s=92, **refused),  # type: ignore[arg-type]
+        end("t", dispatched_s=91, ended_s=96, service=1, queue_s=9.0),
+        end("t", dispatched_s=91, ended_s=94, service=1, queue_s=9.0, pool="another"),
+    )
+    found = sums(one, 90, 95)["t"]
+    assert (found.outcomes.total(), found.refused) == (2, {"queue_full": 1})
+    assert (percentile(found.waits_s, 0.5), percentile(found.first_tokens_s, 0.95)) == (2.0, 0.2)
+
+
+# --- minutes of a tenant ---
+
+
+BEGINS_S = MINUTE_S - (time.time() - time.monotonic()) % MINUTE_S
+"""When a minute begins, on the monotonic clock."""
+
+
+def of_minute(number: int, tenant: str, queue_s: float, **fields: object) -> End:
+    """An end of this minute."""
+    dispatched_s = BEGINS_S + MINUTE_S * number + 30.0
+    return end(tenant, dispatched_s=dispatched_s, ended_s=dispatched_s + 1, service=1.0, queue_s=queue_s, **fields)
+
+
+def test_a_minute_has_its_requests_and_the_slowest_of_them() -> None:
+    recent = RecentRequests(40)
+    refused = {"outcome": "refused", "reason": "queue_full"}
+    recent.take(
+        [
+            of_minute(1, "t", 2.0),
+            of_minute(1, "t", 5.0),
+            of_minute(1, "other", 9.0),
+            of_minute(1, "t", 0.5, **refused),
+            of_minute(2, "t", 1.0),
+        ]
+    )
+    first, second = recent.minutes_of("t")
+    assert (first.at_s % MINUTE_S, second.at_s - first.at_s) == (0.0, MINUTE_S)
+    assert (first.requests, first.queue_s, first.slowest.queue_s) == (3, 7.5, 5.0)
+    assert (first.not_served, first.reason) == (1, "queue_full")
+    assert (second.requests, second.not_served, second.reason) == (1, 0, "")
+    assert [one.requests for one in recent.minutes_of("t")] == [3, 1], "asking counts nothing again"
+
+
+def test_a_flood_does_not_make_a_tenant_forget_and_all_is_bounded() -> None:
+    recent = RecentRequests(40)
+    recent.take([of_minute(1, "quiet", 4.0)])
+    recent.take([of_minute(1, "flood", 1.0) for _ in range(1000)])
+    assert "quiet" not in {one.tenant for one in recent.latest(1000)}
+    assert [one.requests for one in recent.minutes_of("quiet")] == [1]
+    assert [one.requests for one in recent.minutes_of("flood")] == [1000]
+    recent.take([of_minute(n, "flood", 1.0) for n in range(2, 100)])
+    assert recent.minutes_of("quiet") == []
+    assert len(recent.minutes_of("flood")) == 20

@@ -81,24 +81,6 @@ async def test_a_tenant_sees_its_place_its_limits_and_its_requests_and_nothing_o
         assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
 
 
-async def test_a_fault_is_answered_logged_and_leaves_the_place_free(
-    start: Starter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unforeseen(*_: Any) -> None:
-        raise TypeError("nobody thought of it")
-
-    async with live_before_engine(start, limits={"unqueued_max": 1}) as (_, live):
-        with monkeypatch.context() as patch:
-            patch.setattr("gateway.operator.self_service.self_service.own_standing", unforeseen)
-            got = await live.get("/fairgate/me", key="key-of-alice")
-            assert (got.status, got.error["code"]) == (500, "internal_error")
-        assert (await live.get("/fairgate/me", key="key-of-alice")).status == 200
-        lines = await live.lines(2)
-        assert [(line["outcome"], line["reason"]) for line in lines] == [
-            ("failed", "internal_error"), ("completed", ""),
-        ]  # fmt: skip
-
-
 async def test_only_a_key_that_is_known_sees_anything_but_the_files_of_the_page(start: Starter) -> None:
     async with live_before_engine(start) as (_, live):
         assert [(await live.get("/fairgate/me", key=key)).status for key in ("key-of-nobody", None)] == [401, 401]
@@ -111,6 +93,22 @@ async def test_only_a_key_that_is_known_sees_anything_but_the_files_of_the_page(
             assert (await live.get(path, key="key-of-alice")).status == 404
         for path in ("/fairgate/me", PATH):
             assert (await live.ask(path, {}, key="key-of-alice")).status == 405
+
+
+async def test_a_fault_is_answered_logged_and_leaves_the_place_free(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unforeseen(*_: Any) -> None:
+        raise TypeError("nobody thought of it")
+
+    async with live_before_engine(start, limits={"unqueued_max": 1}) as (_, live):
+        with monkeypatch.context() as patch:
+            patch.setattr("gateway.operator.self_service.self_service.own_standing", unforeseen)
+            got = await live.get("/fairgate/me", key="key-of-alice")
+        assert (got.status, got.error["code"]) == (500, "internal_error")
+        assert (await live.get("/fairgate/me", key="key-of-alice")).status == 200
+        ends = [(line["outcome"], line["reason"]) for line in await live.lines(2)]
+        assert ends == [("failed", "internal_error"), ("completed", "")]
 
 
 async def me(live: Any, key: str) -> Any:
@@ -144,8 +142,22 @@ async def test_it_says_what_was_received_and_used_and_costs(
         assert found["recently_s"] == 300.0
 
 
-async def test_the_wait_that_is_told_is_behind_what_waits_of_its_own(start: Starter) -> None:
+async def test_the_wait_that_is_told_is_behind_what_waits_of_its_own_once_it_is_learned(start: Starter) -> None:
     async with live_before_engine(start) as (sim, live):
+
+        async def told(key: str) -> tuple[float | None, str]:
+            [pool] = (await me(live, key))["pools"]
+            return pool["interactive"]["expected_wait_s"], pool["waits_for"]
+
+        sim.faults.is_still = True
+        unlearned = ask(live, 60, "key-of-alice")
+        await come(live, 60)
+        wait_s, waits_for = await told("key-of-alice")
+        assert (wait_s, waits_for != "") == (None, True)
+        sim.faults.is_still = False
+        await asyncio.gather(*unlearned)
+        assert await told("key-of-alice") == (0.0, "")
+
         asked = ask(live, 150, "key-of-mallory", user="u")
         requests, clock = live.engine.requests, live.gateway.pools[0].dispatcher.clock
         waiting = requests.waiting
@@ -154,27 +166,13 @@ async def test_the_wait_that_is_told_is_behind_what_waits_of_its_own(start: Star
         )
         sim.faults.is_still = True
         await until(lambda: live.engine.queued > 30)
-        [pool] = (await me(live, "key-of-mallory"))["pools"]
-        told_s = pool["interactive"]["expected_wait_s"]
+        wait_s, _ = await told("key-of-mallory")
         newest = waiting.of_tenant("mallory")[-1]
         behind_all_s = requests.expected(newest, clock(), comes=True).wait_s
-        assert told_s > behind_all_s / 2, "the line has moved on since it was told"
+        assert wait_s is not None
+        assert wait_s > behind_all_s / 2, "the line has moved on since it was told"
         sim.faults.is_still = False
         assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
-
-
-async def test_a_wait_that_nobody_has_learned_is_not_told(start: Starter) -> None:
-    async with live_before_engine(start) as (sim, live):
-        sim.faults.is_still = True
-        asked = ask(live, 60, "key-of-alice")
-        await come(live, 60)
-        [pool] = (await me(live, "key-of-alice"))["pools"]
-        assert pool["waits_for"]
-        assert pool["interactive"]["expected_wait_s"] is None
-        sim.faults.is_still = False
-        await asyncio.gather(*asked)
-        [pool] = (await me(live, "key-of-alice"))["pools"]
-        assert (pool["interactive"]["expected_wait_s"], pool["waits_for"]) == (0.0, "")
 
 
 async def test_why_a_team_was_slow_is_remembered_by_the_minute_and_names_nobody(start: Starter) -> None:

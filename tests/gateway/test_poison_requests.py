@@ -156,24 +156,16 @@ async def with_fallback(start: Starter, **of_second: Any) -> AsyncIterator[tuple
             await until(live.holds_nothing)
 
 
-async def test_the_fallback_answers_what_the_only_engine_died_with(start: Starter) -> None:
-    async with with_fallback(start) as (live, frail, _):
+async def test_the_fallback_answers_what_the_only_engine_died_with_within_its_budget(start: Starter) -> None:
+    async with with_fallback(start, fallback=MODEL) as (live, frail, small):
         for stream in (False, True):
             assert (await live.ask("/v1/chat/completions", chat(POISON, stream=stream))).status == 200
         assert frail.poisoned == 2
         for line in await live.lines(2):
             assert (line["outcome"], line["model"], line["tries"]) == ("completed", "small", 2)
-
-
-async def test_what_an_engine_died_with_does_not_come_back_to_it_by_the_fallback(start: Starter) -> None:
-    """The fallback's engine has died as well, and nobody knows it yet; its fallback is the first pool."""
-    async with with_fallback(start, fallback=MODEL) as (live, frail, small):
-        await small.server.stop()
-        got = await live.ask("/v1/chat/completions", chat(POISON))
-        assert (got.status, frail.poisoned) == (502, 1)
-
-
-async def test_the_fallback_has_no_more_than_the_budget_of_the_pool(start: Starter) -> None:
+        await small.server.stop()  # its fallback is the first pool, and nobody knows yet that it has died
+        assert (await live.ask("/v1/chat/completions", chat(POISON))).status == 502
+        assert frail.poisoned == 3, "it does not come back to the engine that died of it"
     async with with_fallback(start) as (live, _, _):
         while live.gateway.pools[0].retries.take():
             pass

@@ -27,9 +27,12 @@ async def use(live: Live, answers: int = 30) -> None:
         assert got.status == 200
 
 
-async def test_what_was_learned_outlives_a_restart(start: Starter) -> None:
+async def test_what_was_learned_outlives_a_restart_where_there_is_a_file(start: Starter) -> None:
     file = start.directory / "state" / "learned.json"
     async with simulated(time_scale=0) as sim:
+        async with start(sim.url, access_log="off") as live:
+            await use(live, 2)
+        assert list(start.directory.iterdir()) == []
         async with start(sim.url, state_file=str(file)) as live:
             neutral = learned(live)
             await use(live)
@@ -38,13 +41,6 @@ async def test_what_was_learned_outlives_a_restart(start: Starter) -> None:
         assert [each.name for each in file.parent.iterdir()] == ["learned.json"]
         async with start(sim.url, state_file=str(file)) as live:
             assert learned(live) == taught
-
-
-async def test_without_a_file_nothing_is_written_and_nothing_is_known(start: Starter) -> None:
-    async with simulated(time_scale=0) as sim:
-        async with start(sim.url, access_log="off") as live:
-            await use(live, 2)
-        assert list(start.directory.iterdir()) == []
 
 
 def spoiled(good: dict[str, Any], **change: Any) -> bytes:

@@ -77,14 +77,6 @@ async def test_a_redis_that_may_not_be_used_is_said_and_ends_with_2(tmp_path: Pa
         assert "should be memory, redis://" in await refused(tmp_path, f"redi://:hunter2@127.0.0.1:{redis.port}")
 
 
-async def test_two_deployments_on_one_redis(tmp_path: Path) -> None:
-    async with RedisServer() as redis, served(shared(tmp_path, redis.url)):
-        pools = [{"name": "pool", "backends": [{"url": "http://127.0.0.1:2"}]}]
-        said = await refused(tmp_path, redis.url, pools=pools)
-        assert "pool pool is served by other backends (http://127.0.0.1:1)" in said
-        assert "with policy fairserve, and this gateway has vtc" in await refused(tmp_path, redis.url, policy="vtc")
-
-
 async def test_a_gateway_starts_without_redis_says_so_and_joins_when_it_comes(tmp_path: Path) -> None:
     async with Upstream(replies(OK)) as upstream, RedisServer() as redis:
         await redis.kill()
@@ -105,15 +97,12 @@ async def test_a_gateway_starts_without_redis_says_so_and_joins_when_it_comes(tm
             await says_of_state(gate, "^not shared: ")
             assert "fairgate_state_shared 0.0\n" in await gate.page("/metrics")
             assert await gate.status(NAMED) == 200
+            assert await redis.start()
+            await says_of_state(gate, "^shared$")
             assert await gate.ends(signal.SIGTERM) == 0
             assert "Traceback" not in gate.command.said
-
-
-async def test_a_gateway_that_ends_leaves_at_once(tmp_path: Path) -> None:
-    async with RedisServer() as redis:
-        async with served(shared(tmp_path, redis.url)) as gate:
-            assert await gate.ends(signal.SIGTERM) == 0
-        assert await redis.command("EXISTS", f"fairgate:{LAYOUT}:{{pool}}:members") == 0
+        members = f"fairgate:{LAYOUT}:{{pool}}:members"
+        assert await redis.command("EXISTS", members) == 0, "who ends leaves at once"
 
 
 async def test_redis_is_not_even_loaded_without_one() -> None:

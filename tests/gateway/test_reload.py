@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import re
 import signal
 import ssl
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
-
-import pytest
+from typing import Any
 
 from gateway.config.sections.keys import hash_key
+from gateway.pool.replication.ticker import Exchanges
 from tests.certificates import Authority
 from tests.commands import run
 from tests.gateway.capture import Upstream, token
-from tests.gateway.live import Starter, events, simulated, until
-from tests.kit.reloading import ALICE, is_whole, pool, reloadable
+from tests.gateway.live import Answer, Simulated, Starter, events, simulated, until
+from tests.kit.reloading import ALICE, BOB, is_whole, pool, reloadable
 from tests.kit.served import Streams, config_file, serving
 from tests.kit.working import working
+from tests.redis_server import RedisServer
 
 # --- what goes on ---
 
@@ -46,7 +50,7 @@ async def test_what_waits_and_runs_is_served_whatever_changes(tmp_path: Path) ->
         await until(lambda: all(len(one.backends) == 2 for one in gateway.pools))
 
 
-async def test_the_same_config_touches_nothing(tmp_path: Path) -> None:
+async def test_the_same_config_touches_nothing(tmp_path: Path, start: Starter) -> None:
     async with simulated() as engine, reloadable(tmp_path, engine) as gate:
         gateway = gate.live.gateway
         before = gateway.config, gateway.pools[0].dispatcher.engine.policy, gateway.pools[0].backends["e0"].upstream
@@ -57,6 +61,12 @@ async def test_the_same_config_touches_nothing(tmp_path: Path) -> None:
         pool_now = gateway.pools[0]
         after = gateway.config, pool_now.dispatcher.engine.policy, pool_now.backends["e0"].upstream
         assert all(mine is theirs for mine, theirs in zip(before, after, strict=True))
+        async with start(engine.url) as live:
+            reloaded = await live.gateway.reloading.run()
+        assert (reloaded.outcome, reloaded.why_not) == (
+            "unchanged",
+            ["there is no file: it was started with --backend"],
+        )
 
 
 async def test_a_file_that_is_wrong_changes_nothing_and_says_so(tmp_path: Path) -> None:
@@ -72,11 +82,15 @@ async def test_a_file_that_is_wrong_changes_nothing_and_says_so(tmp_path: Path) 
             ({"policy": "vtc", "drain_s": -1}, "greater than or equal to 0"),
             ({"policy": "vtc", "pools": [{**gate.fields["pools"][0], "tokenizer": "/no/such.json"}]}, "/no/such.json"),
             ({"policy": "vtc", "access_log": "/no/such/directory/log"}, "access_log"),
+            (
+                {"policy": "vtc", "listen": "127.0.0.1:1", "state_file": str(tmp_path / "learned")},
+                "listen is set at the start: it needs a restart state_file is set at the start: it needs a restart",
+            ),
         ):
             good = gate.fields
             got = await gate.reload(**fields)
             assert (got.status, got.json["outcome"], got.json["hash"]) == (409, "refused", shown)
-            assert words in "".join(got.json["why_not"])
+            assert words in " ".join(got.json["why_not"])
             assert gate.live.gateway.config.policy.name == gate.live.gateway.pools[0].policy_name == "fairserve"
             assert (await gate.live.metrics())["fairgate_config_reload_success",] == 0
             gate.fields = good
@@ -99,17 +113,6 @@ async def test_a_file_that_is_wrong_changes_nothing_and_says_so(tmp_path: Path) 
         assert [labels for name, *labels in metrics if name == "fairgate_config_info"] != [[shown]]
 
 
-async def test_what_needs_a_restart_is_named_and_the_rest_waits_for_it(tmp_path: Path) -> None:
-    async with simulated() as engine, reloadable(tmp_path, engine) as gate:
-        got = await gate.reload(listen="127.0.0.1:1", state_file=str(tmp_path / "learned"), policy="vtc")
-        assert got.status == 409
-        assert got.json["why_not"] == [
-            "listen is set at the start: it needs a restart",
-            "state_file is set at the start: it needs a restart",
-        ]
-        assert gate.live.gateway.pools[0].policy_name == "fairserve"
-
-
 # --- who may call ---
 
 
@@ -128,20 +131,16 @@ async def test_tenants_and_keys_come_and_go(tmp_path: Path) -> None:
         assert is_whole(await running), "what was admitted is served"
 
 
-async def test_the_admin_token_is_another_one_at_once(tmp_path: Path) -> None:
+async def test_the_admin_token_changes_at_once_and_a_page_of_another_origin_changes_nothing(tmp_path: Path) -> None:
     async with simulated() as engine, reloadable(tmp_path, engine, admin_token="first-token") as gate:
         assert (await gate.reload(admin_token="other-token")).status == 401
-        assert (await gate.post("/reload", authorization="Bearer first-token")).status == 200
-        assert (await gate.post("/reload", authorization="Bearer first-token")).status == 401
-        assert (await gate.post("/reload", authorization="Bearer other-token")).json["outcome"] == "unchanged"
-
-
-async def test_a_page_of_another_origin_changes_nothing(tmp_path: Path) -> None:
-    async with simulated() as engine, reloadable(tmp_path, engine) as gate:
+        first, other = ({"authorization": f"Bearer {word}-token"} for word in ("first", "other"))
+        assert (await gate.post("/reload", **first)).status == 200
+        assert (await gate.post("/reload", **first)).status == 401
+        assert (await gate.post("/reload", **other)).json["outcome"] == "unchanged"
         for path in ("/reload", "/drain/e0", "/resume/e0"):
-            assert (await gate.post(path, origin="https://evil.example")).status == 403
-        own = gate.live.admin_url
-        assert (await gate.post("/reload", origin=own)).status == 200
+            assert (await gate.post(path, origin="https://evil.example", **other)).status == 403
+        assert (await gate.post("/reload", origin=gate.live.admin_url, **other)).status == 200
 
 
 async def test_the_listener_shows_another_certificate(tmp_path: Path) -> None:
@@ -163,29 +162,21 @@ async def test_the_listener_shows_another_certificate(tmp_path: Path) -> None:
 # --- where it goes ---
 
 
-async def test_a_backend_that_is_removed_ends_what_it_runs_and_is_gone(tmp_path: Path) -> None:
-    async with simulated() as one, simulated() as two, reloadable(tmp_path, one, two) as gate:
+async def test_a_backend_that_is_added_is_used_and_one_that_is_removed_ends_what_it_runs(tmp_path: Path) -> None:
+    async with simulated() as one, simulated() as two, reloadable(tmp_path, one) as gate:
         gateway = gate.live.gateway
         asked = await gate.streams(24)
+        assert await gate.changed(pools=pool(one, two)) == ["pools[pool].backends[e1]: added"]
+        assert gate.live.engine.backends["e1"].leases, "what waits goes there without a wait for its first probe"
+        assert gate.live.engine.policy.reads_prefixes
         await until(lambda: one.server.gauges.running and two.server.gauges.running)
-        changes = await gate.changed(pools=pool(one))
-        assert changes == ["pools[pool].backends[e1]: removed"]
-        sent = gateway.pools[0].backends["e1"]
-        assert sent.leaving
+        assert await gate.changed(pools=pool(one)) == ["pools[pool].backends[e1]: removed"]
+        assert gateway.pools[0].backends["e1"].leaving
         assert all(map(is_whole, await asyncio.gather(*asked)))
         await until(lambda: list(gateway.pools[0].backends) == ["e0"])
         assert list(gate.live.engine.backends) == ["e0"]
         metrics = await gate.live.metrics()
         assert [labels for name, *labels in metrics if name == "fairgate_backend_up"] == [["e0", "pool"]]
-
-
-async def test_a_backend_that_is_added_is_used_at_once(tmp_path: Path) -> None:
-    async with simulated() as one, simulated() as two, reloadable(tmp_path, one) as gate:
-        asked = await gate.streams(24)
-        assert await gate.changed(pools=pool(one, two)) == ["pools[pool].backends[e1]: added"]
-        assert gate.live.engine.backends["e1"].leases, "what waits goes there without a wait for its first probe"
-        assert all(map(is_whole, await asyncio.gather(*asked)))
-        assert gate.live.engine.policy.reads_prefixes
 
 
 async def test_a_backend_elsewhere_takes_the_place_of_one_by_its_name(tmp_path: Path) -> None:
@@ -202,7 +193,7 @@ async def test_a_backend_elsewhere_takes_the_place_of_one_by_its_name(tmp_path: 
         assert {line["outcome"] for line in lines} == {"completed"}
 
 
-async def test_pools_come_and_go(tmp_path: Path) -> None:
+async def test_pools_come_and_go_and_models_get_other_names_at_once(tmp_path: Path) -> None:
     async with simulated() as one, simulated(models=("other",)) as two, reloadable(tmp_path, one) as gate:
         assert (await gate.ask(model="other")).status == 404
         more = [*pool(one), {"name": "second", "backends": [{"url": two.url}]}]
@@ -214,18 +205,13 @@ async def test_pools_come_and_go(tmp_path: Path) -> None:
         assert (await gate.ask(model="other")).status == 404
         assert all(map(is_whole, await asyncio.gather(*asked)))
         assert (await gate.ask()).status == 200
-
-
-async def test_models_get_other_names_at_once(tmp_path: Path) -> None:
-    async with simulated() as one, reloadable(tmp_path, one) as gate:
-        assert (await gate.ask(model="gpt")).status == 404
-        assert await gate.changed(aliases={"gpt": "simulated"}) == ["aliases[gpt]: not set -> simulated"]
-        assert (await gate.ask(model="gpt")).status == 200
+        assert await gate.changed(aliases={"other": "simulated"}) == ["aliases[other]: not set -> simulated"]
+        assert (await gate.ask(model="other")).status == 200
         assert await gate.changed(aliases={}, limits={"waiting_comment_s": 1}) == [
-            "aliases[gpt]: simulated -> not set",
+            "aliases[other]: simulated -> not set",
             "limits.waiting_comment_s: 15 -> 1",
         ]
-        assert (await gate.ask(model="gpt")).status == 404
+        assert (await gate.ask(model="other")).status == 404
 
 
 async def test_a_drained_backend_gets_nothing_new_until_it_is_resumed(tmp_path: Path) -> None:
@@ -312,32 +298,132 @@ async def test_sighup_and_the_commands_reload_while_a_stream_goes_on(tmp_path: P
             assert response.status == 200, "a key that was minted at the start is as good as before"
 
 
-@pytest.mark.parametrize("way", ["signal", "listener"])
-async def test_all_workers_reload_however_one_is_asked(tmp_path: Path, way: str) -> None:
+async def test_all_workers_reload_however_one_is_asked(tmp_path: Path) -> None:
     async with Upstream(Streams()) as upstream, working(tmp_path, upstream.url) as gate:
-        tenants = [{"name": "alice", "weight": 4}]
-        config_file(tmp_path, upstream.url, workers=2, tenants=tenants)
-        if way == "signal":
-            gate.command.signal(signal.SIGHUP)
-        else:
-            async with gate.http.post(gate.admin + "/reload") as response:
-                assert (await response.json())["outcome"] == "changed"
-        await until(lambda: gate.command.said.count("tenants[alice].weight: 1 -> 4") == 2)
+
+        def write(weight: int, *more: dict[str, Any]) -> None:
+            config_file(tmp_path, upstream.url, workers=2, tenants=[{"name": "alice", "weight": weight}, *more])
+
+        write(3)
+        gate.command.signal(signal.SIGHUP)
+        await until(lambda: gate.command.said.count("tenants[alice].weight: 1 -> 3") == 2)
+        write(4)
+        async with gate.http.post(gate.admin + "/reload") as response:
+            assert (await response.json())["outcome"] == "changed"
+        await until(lambda: gate.command.said.count("tenants[alice].weight: 3 -> 4") == 2)
         assert await gate.serves(), "with the key that was minted at the start"
         before = gate.pids()
         os.kill(before[0], signal.SIGKILL)
         await until(lambda: gate.pids()[0] != before[0])
-        async with gate.http.get(gate.admin + "/metrics") as response:
-            hashes = re.findall(r'^fairgate_config_info\{hash="(\w+)"\} 1', await response.text(), re.M)
+        hashes = re.findall(r'^fairgate_config_info\{hash="(\w+)"\} 1', await gate.page("/metrics"), re.M)
         assert len(hashes) == 1, "a worker that is started later has the config of the others"
-        config_file(tmp_path, upstream.url, workers=2, tenants=[*tenants, {"name": "dora"}])
+        write(4, {"name": "dora"})
         async with gate.http.post(gate.admin + "/reload") as response:
             assert "dora has no key" in "".join((await response.json())["why_not"])
         assert "Traceback" not in gate.command.said
 
 
-async def test_without_a_file_there_is_nothing_to_read(start: Starter) -> None:
-    async with simulated() as engine, start(engine.url) as live:
-        reloaded = await live.gateway.reloading.run()
-    assert reloaded.outcome == "unchanged"
-    assert reloaded.why_not == ["there is no file: it was started with --backend"]
+# --- under load: random files, and replicas that take turns ---
+
+
+def tenants_of(*weights: int, also: int = 0) -> list[dict[str, Any]]:
+    named = zip(("alice", "bob"), (ALICE, BOB), weights, strict=True)
+    others = [{"name": f"other-{number}", "weight": 2} for number in range(also)]
+    return [{"name": name, "weight": weight, "keys": [hash_key(key)]} for name, key, weight in named] + others
+
+
+POLICIES = [
+    "fairserve",
+    "vtc",
+    "wsc",
+    "rr",
+    {"name": "fairserve", "window_tokens": 100},
+    {"name": "dlpm", "quantum": 500},
+]
+WRONG: list[dict[str, Any]] = [
+    {"policy": "vtx"}, {"drain_s": -1}, {"tenants": []}, {"listen": "127.0.0.1:1"}, {"workers": 2},
+    {"access_log": "/no/such/directory/log"}, {"limits": {"attempts_max": 0}},
+]  # fmt: skip
+
+
+def good(chance: random.Random, engines: list[Simulated]) -> dict[str, Any]:
+    return chance.choice(
+        [
+            {"tenants": tenants_of(chance.randint(1, 4), chance.randint(1, 4), also=chance.randrange(3))},
+            {"policy": chance.choice(POLICIES)},
+            {"pools": pool(*chance.sample(engines, chance.randint(1, 3)), max_num_seqs=chance.choice((6, 8)))},
+            {"limits": {"upstream_silence_s": chance.choice((500, 600)), "attempts_max": chance.choice((3, 9))}},
+            {"quota": chance.choice(({}, {"concurrent": 10_000})), "interactions": {"idle_s": chance.choice((60, 90))}},
+            {},
+        ]
+    )
+
+
+async def test_no_reload_loses_a_request_or_breaks_a_stream(tmp_path: Path) -> None:
+    chance, answers, outcomes = random.Random(3), list[Answer](), set[str]()
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(simulated()) for _ in range(3)]
+        gate = await stack.enter_async_context(reloadable(tmp_path, *engines))
+        is_over = False
+
+        async def keep_asking(key: str) -> None:
+            while not is_over:
+                answers.append(await gate.ask(key, stream=True, max_tokens=40))
+
+        asking = [asyncio.ensure_future(keep_asking(key)) for key in (ALICE, BOB) * 9]
+        for turn in range(40):
+            fields, are_wrong = gate.fields, chance.random() < 0.4
+            if are_wrong and turn % 2:
+                gate.path.write_text(chance.choice(("pools: [", "pools: []\n", "\x00", "")))
+                got = await gate.post("/reload")
+            else:
+                got = await gate.reload(**(chance.choice(WRONG) if are_wrong else good(chance, engines)))
+            gate.fields = fields if are_wrong else gate.fields
+            outcomes.add(got.json["outcome"])
+            assert (got.json["outcome"] == "refused") is are_wrong, got.json
+            drains = len(gate.fields["pools"][0]["backends"]) > 1 and turn % 5 == 0
+            if drains:
+                await gate.post("/drain/e0")
+            more = len(answers) + 6
+            await until(lambda more=more: len(answers) >= more)  # type: ignore[misc]
+            if drains:
+                await gate.post("/resume/e0")
+        is_over = True
+        await asyncio.gather(*asking)
+        assert all(map(is_whole, answers))
+        assert {line["outcome"] for line in await gate.live.lines(len(answers))} == {"completed"}
+        assert outcomes == {"changed", "unchanged", "refused"}
+        await until(gate.live.holds_nothing)
+
+
+async def test_replicas_reload_one_by_one(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    async with RedisServer() as redis, simulated() as one, simulated() as two, simulated() as three:
+        shared: dict[str, Any] = {"state": redis.url, "quota": {"concurrent": 1000}}
+        async with (
+            reloadable(tmp_path / "one", one, two, **shared) as first,
+            reloadable(tmp_path / "two", one, two, **shared) as second,
+        ):
+            gates = [first, second]
+            asked = [gate.ask(key, stream=True, max_tokens=200) for gate in gates for key in (ALICE, BOB) * 8]
+            for gate in gates:
+                assert await gate.changed(tenants=tenants_of(3, 1), quota={"concurrent": 900})
+                assert await gate.changed(pools=pool(one, two, three)) == ["pools[pool].backends[e2]: added"]
+                asked += [gate.ask(key, stream=True) for key in (ALICE, BOB) * 8]
+            for gate in gates:
+                assert await gate.changed(pools=pool(one, two)) != []
+            assert all(map(is_whole, await asyncio.gather(*asked)))
+            for gate in gates:
+                got = await gate.reload(policy="vtc")
+                assert got.status == 409
+                assert "is what replicas count together by" in "".join(got.json["why_not"])
+                await until(gate.live.holds_nothing)
+                exchanges = gate.live.gateway.exchanges
+                assert exchanges[0].answered > exchanges[0].lost, "one may be late where the machine is slow"
+                for exchange in exchanges:
+                    await until(partial(_is_heard, exchange))
+
+
+def _is_heard(exchange: Exchanges) -> bool:
+    return not exchange.is_alone

@@ -16,7 +16,7 @@ from lab.vtc.unfair_orders import Lcf
 from policies.orders.policy_entries import POLICIES
 from tests.gateway.live import WAIT_S, Live, Starter, simulated, until
 from tests.gateway.load import tenants
-from tests.kit.floods import ENGINE, Flood, answered, ratio_of
+from tests.kit.floods import ENGINE, Flood, answered
 from tests.kit.overload import seen
 from tests.kit.pairs import pair
 from tests.redis_server import Proxy, RedisServer
@@ -46,43 +46,6 @@ def grants(redis: Redis) -> list[dict[str, Any]]:
 
 def counter(redis: Redis, tenant: str) -> float:
     return float(redis.get(pool_key("pool", f"c:{tenant}")) or 0)
-
-
-async def test_floods_at_different_gateways_are_served_by_weight_and_no_round_pays_for_the_one_before(
-    start: Starter,
-) -> None:
-    async with pair(start, profile=ENGINE, tenants=tenants(light=1, heavy=4), policy="vtc") as both:
-        ratios = []
-        for _ in range(2):
-            light, heavy = Flood.at(both.first, "light", 24), Flood.at(both.second, "heavy", 24)
-            ratios.append(await ratio_of(heavy, light, warm=60, more=150))
-            await heavy.end()
-            await answered(light, more=80)
-            await light.end()
-            await until(both.holds_nothing)
-            await both.redis.command("FLUSHALL")
-        assert ratios == pytest.approx([4.0] * 2, rel=0.3), "57 where idling banks credit"
-
-
-async def test_redis_may_go_and_come_and_the_gateways_say_so(start: Starter) -> None:
-    async with pair(start, profile=ENGINE) as both:
-        redis, _, first, second = both
-        floods = [Flood.at(first, "a", 12), Flood.at(second, "b", 12)]
-        await answered(*floods)
-        assert (await first.get("/ready", admin=True)).json["state"] == "shared"
-        await redis.kill()
-        await until(lambda: not is_shared(first) and not is_shared(second))
-        ready = await first.get("/ready", admin=True)
-        assert ready.status == 200
-        assert ready.json["state"].startswith("not shared: ")
-        await answered(*floods)
-        assert await redis.start()
-        await until(lambda: is_shared(first, second))
-        await answered(*floods)
-        await asyncio.gather(*(flood.end() for flood in floods))
-        await until(both.holds_nothing)
-        async with looking_into(redis) as look:
-            await until(lambda: [one["sequences"] for one in grants(look)] == [0, 0])
 
 
 async def test_a_gateway_that_is_stopped_gives_its_room_back_at_once(start: Starter) -> None:

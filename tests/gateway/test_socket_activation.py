@@ -15,6 +15,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from gateway.process.systemd import inherited_listeners
 from tests.commands import Running, running
 from tests.gateway.capture import Upstream
 from tests.kit.served import Streams, config_file, status_of_one
@@ -112,19 +113,15 @@ async def test_systemd_is_told_when_the_gateway_serves_and_when_it_drains(tmp_pa
             assert await gateway.ended() == 0
 
 
-async def test_a_socket_without_a_known_name_is_named(tmp_path: Path) -> None:
+async def test_a_socket_without_a_known_name_is_named_and_those_of_another_process_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with listening() as clients:
         async with activated(activated_config(tmp_path, NOWHERE), {"fairgate.socket": clients}) as gateway:
             assert await gateway.ended() == 1
             assert "'fairgate.socket'" in gateway.said
             assert "FileDescriptorName=http" in gateway.said
             assert "Traceback" not in gateway.said
-
-
-async def test_sockets_of_another_process_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gateway.process.systemd import inherited_listeners
-
-    monkeypatch.setenv("LISTEN_FDS", "1")
-    monkeypatch.setenv("LISTEN_FDNAMES", "http")
-    monkeypatch.setenv("LISTEN_PID", str(os.getpid() + 1))
+    for name, value in (("FDS", "1"), ("FDNAMES", "http"), ("PID", str(os.getpid() + 1))):
+        monkeypatch.setenv(f"LISTEN_{name}", value)
     assert inherited_listeners() == {}

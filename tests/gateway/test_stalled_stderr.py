@@ -1,4 +1,4 @@
-"""Nobody waits for standard error: a real pipe that nobody reads stops neither requests nor the end of a gateway."""
+"""Nobody waits for standard error: a pipe that nobody reads stops nothing, and a terminal keeps the banner in sight."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import pytest
 from gateway.process.stderr_log import StderrLog
 from gateway.telemetry import log_writer
 from tests.commands import FAIRGATE
-from tests.gateway.capture import Peer, Seen, Upstream, answer
-from tests.gateway.live import WAIT_S, chat
+from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
+from tests.gateway.live import WAIT_S, chat, until
 from tests.kit.pipes import Pipe, piped
-from tests.kit.served import config_file, status_of_one
+from tests.kit.served import OK, config_file, status_of_one
+from tests.kit.terminals import Terminal, on_terminal
 
 
 @asynccontextmanager
@@ -80,3 +81,33 @@ async def test_messages_come_when_somebody_reads_again(monkeypatch: pytest.Monke
             logger.removeHandler(log)
             logging.getLogger("fairgate").removeHandler(log)
             log.close()
+
+
+# --- on a terminal the banner stays in sight: no log scrolls by ---
+
+
+async def _asked(terminal: Terminal, times: int) -> None:
+    await until(lambda: re.search(r"serving on (http://[^,]+),.*\n", terminal.said))
+    found = re.search(r"serving on (http://[^,]+),", terminal.said)
+    assert found is not None
+    for _ in range(times):
+        assert await status_of_one(found[1]) == 200
+
+
+@pytest.mark.slow
+async def test_the_banner_stays_in_sight() -> None:
+    async with Upstream(replies(OK)) as upstream:
+        async with on_terminal("serve", "--backend", upstream.url, "--port", "0", "--admin-port", "0") as terminal:
+            await _asked(terminal, 30)
+    assert "one line for each request: off" in terminal.said
+    assert '"tenant"' not in terminal.said
+    assert terminal.said.count("\n") < 20
+
+
+@pytest.mark.slow
+async def test_lines_come_where_they_are_asked_for() -> None:
+    async with Upstream(replies(OK)) as upstream:
+        options = ("--backend", upstream.url, "--port", "0", "--admin-port", "0", "--access-log", "stdout")
+        async with on_terminal("serve", *options) as terminal:
+            await _asked(terminal, 2)
+            await until(lambda: terminal.said.count('"tenant"') == 2)

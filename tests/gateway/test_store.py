@@ -125,21 +125,19 @@ async def test_an_old_redis_is_refused() -> None:
             assert message in await refused(where)
 
 
-async def test_nobody_there_passes() -> None:
-    for where in (f"redis://127.0.0.1:{free_port()}/0", "unix:///nowhere/redis.sock"):
-        with pytest.raises(StoreUnavailable, match=r"Connection refused|No such file"):
-            async with opened(where):
-                pass
-
-
-async def test_a_redis_that_is_full_or_a_cluster_that_is_not_whole_passes() -> None:
-    for server, why in (
-        (RedisServer(maxmemory=1, maxmemory_policy="noeviction"), "OOM"),
-        (RedisServer(cluster=True, slots=(0, 0)), "CLUSTERDOWN"),
+async def test_a_redis_that_is_away_or_full_or_a_cluster_that_is_not_whole_passes() -> None:
+    async with (
+        RedisServer(maxmemory=1, maxmemory_policy="noeviction") as full,
+        RedisServer(cluster=True, slots=(0, 0)) as part,
     ):
-        async with server as redis:
+        for where, why in (
+            (f"redis://127.0.0.1:{free_port()}/0", "Connection refused"),
+            ("unix:///nowhere/redis.sock", "No such file"),
+            (full.url, "OOM"),
+            (part.url, "CLUSTERDOWN"),
+        ):
             with pytest.raises(StoreUnavailable, match=why):
-                async with opened(redis.url):
+                async with opened(where):
                     pass
 
 

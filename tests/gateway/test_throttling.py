@@ -56,8 +56,11 @@ async def test_a_refusal_says_what_happened_and_when_to_come_back(start: Starter
         assert anthropic.json["error"]["message"].startswith("over_user_limit: ")
 
 
-async def test_the_interaction_of_another_tenant_or_user_is_not_joined(start: Starter) -> None:
-    async with full(start, "owner", "thief") as gate:
+@pytest.mark.parametrize("said", [{"headers": {"x_fairgate_end": "true"}}, {"metadata": {"fairgate_end": "true"}}])
+async def test_an_interaction_of_another_tenant_or_user_or_one_that_was_ended_is_not_joined(
+    start: Starter, said: dict[str, Any]
+) -> None:
+    async with full(start, "owner", "thief", "t") as gate:
         named = {"headers": {"x_fairgate_interaction": "shared-name"}}
         assert (await gate.ask("owner", question(), **named)).status == 200
         assert (await gate.ask("owner", question(), **named)).status == 200
@@ -67,16 +70,10 @@ async def test_the_interaction_of_another_tenant_or_user_is_not_joined(start: St
         assert (await gate.ask("owner", question(), **named, user="another")).status == 200  # a start of its own
         assert (await gate.ask("owner", question("b"), **named, user="another")).status == 200
         assert (await gate.ask("owner", question("c"), user="another")).status == 429
-
-
-@pytest.mark.parametrize("said", [{"headers": {"x_fairgate_end": "true"}}, {"metadata": {"fairgate_end": "true"}}])
-async def test_an_interaction_that_was_ended_is_not_gone_on_with(start: Starter, said: Any) -> None:
-    async with full(start, "t") as gate:
-        named = {"x_fairgate_interaction": "mine"}
-        assert (await gate.ask("t", question(), headers=named)).status == 200
-        last = {**said, "headers": {**named, **said.get("headers", {})}}
+        last = {**said, "headers": {**named["headers"], **said.get("headers", {})}}
+        assert (await gate.ask("t", question(), **named)).status == 200
         assert (await gate.ask("t", question(), **last)).status == 200
-        assert (await gate.ask("t", question(), headers=named)).status == 429
+        assert (await gate.ask("t", question(), **named)).status == 429
 
 
 def tool_answer(text: str | None) -> bytes:

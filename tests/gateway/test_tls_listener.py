@@ -24,14 +24,13 @@ import gateway.http.server
 import gateway.http.tls.certificates
 from gateway.http.connection import Connection
 from tests.certificates import Authority
-from tests.commands import run, running
+from tests.commands import running
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
-from tests.gateway.live import MODEL, WAIT_S, Live, Starter, chat, long_chat, raw_exchange, simulated, until
+from tests.gateway.live import WAIT_S, Live, Starter, chat, long_chat, raw_exchange, simulated, until
 from tests.kit.served import config_file
 
 CHAT = "/v1/chat/completions"
 OK = answer(b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
-HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
 class Tls(NamedTuple):
@@ -97,28 +96,21 @@ def fingerprint(cert_file: str) -> str:
 # --- what clients do ---
 
 
-async def test_a_connection_is_kept_and_may_be_asked_ahead(start: Starter, tls: Tls) -> None:
-    body = json.dumps(chat()).encode()
-    async with Upstream(replies(OK)) as upstream, start(upstream.url, tls=tls.section) as live:
-        async with Client.of(live, tls.authority.client()) as client:
-            for fields in ((), (), (b"Connection: close",)):
-                client.ask(body, *fields)
-            answers = await client.rest()
-        assert answers.count(b"HTTP/1.1 200 OK") == 3
-        assert len(upstream.requests) == 3
-
-
-async def test_large_bodies_go_both_ways(start: Starter, tls: Tls) -> None:
+async def test_a_connection_is_kept_and_asked_ahead_and_large_bodies_go_both_ways(start: Starter, tls: Tls) -> None:
     text = "x" * 8_000_000
     large = answer(json.dumps({"choices": [], "said": text}).encode())
-    async with Upstream(replies(large)) as upstream, start(upstream.url, tls=tls.section) as live:
+
+    async def engine(seen: Seen, peer: Peer) -> None:
+        await peer.send(large if text.encode() in seen.body else OK)
+
+    async with Upstream(engine) as upstream, start(upstream.url, tls=tls.section) as live:
         async with Client.of(live, tls.authority.client()) as client:
-            asked = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "more": text}
-            client.ask(json.dumps(asked).encode(), b"Connection: close")
-            head, _, body = (await client.rest()).partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 200 OK")
-        assert json.loads(body)["said"] == text
-        assert upstream.requests[0].json["more"] == text
+            for more, fields in (("a", ()), ("b", ()), (text, (b"Connection: close",))):
+                client.ask(json.dumps(chat(more=more)).encode(), *fields)
+            answers = (await client.rest()).split(b"HTTP/1.1 200 OK")
+        assert [seen.json["more"] for seen in upstream.requests] == ["a", "b", text]
+        assert len(answers) == 1 + 3
+        assert json.loads(answers[-1].partition(b"\r\n\r\n")[2])["said"] == text
 
 
 async def test_who_sends_too_much_is_told_while_it_sends(start: Starter, tls: Tls) -> None:
@@ -201,54 +193,40 @@ async def test_only_new_versions_and_http_1_are_agreed_on(
         assert not faults(caplog)
 
 
-@pytest.mark.parametrize("shows", ["nothing", "a stranger's", "its own"])
-async def test_a_certificate_may_be_asked_of_clients(start: Starter, stranger: Authority, tls: Tls, shows: str) -> None:
-    shown = {"nothing": None, "a stranger's": stranger.sign("client"), "its own": tls.authority.sign("client")}[shows]
+async def test_a_certificate_may_be_asked_of_clients(start: Starter, stranger: Authority, tls: Tls) -> None:
     asking = {**tls.section, "client_ca_file": tls.authority.ca}
     async with Upstream(replies(OK)) as upstream, start(upstream.url, tls=asking) as live:
-        async with contextlib.AsyncExitStack() as stack:
+        for shown in (None, stranger.sign("client"), tls.authority.sign("client")):
             got = b""
             with contextlib.suppress(ssl.SSLError):  # TLS 1.3 says so with the first read
-                client = await stack.enter_async_context(Client.of(live, tls.authority.client(shown)))
-                client.ask(json.dumps(chat()).encode(), b"Connection: close")
-                got = await client.rest()
-        if shows == "its own":
-            assert got.startswith(b"HTTP/1.1 200 OK")
-        else:
-            assert not got
-            assert not upstream.requests
-            [line] = await live.lines(1)
-            assert (line["outcome"], line["reason"]) == ("refused", "malformed_http")
+                async with Client.of(live, tls.authority.client(shown)) as client:
+                    client.ask(json.dumps(chat()).encode(), b"Connection: close")
+                    got = await client.rest()
+            assert got.startswith(b"HTTP/1.1 200 OK" if upstream.requests else b"")
+        assert got
+        assert len(upstream.requests) == 1
+        ends = [(line["outcome"], line["reason"]) for line in await live.lines(3)]
+        assert ends == [("refused", "malformed_http")] * 2 + [("completed", "")]
 
 
-async def test_plain_http_is_closed_and_counted(start: Starter, tls: Tls, caplog: pytest.LogCaptureFixture) -> None:
-    async with simulated() as sim, start(sim.url, tls=tls.section) as live:
-        got = await raw_exchange(live.gateway.port, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert b"HTTP" not in got
-        [line] = await live.lines(1)
-        assert (line["outcome"], line["reason"], line["client"]) == ("refused", "malformed_http", "127.0.0.1")
-        refused = {name: value for name, value in (await live.metrics()).items() if "malformed_http" in name}
-        assert list(refused.values()) == [1.0]
-        assert not faults(caplog)
-
-
-async def test_who_never_agrees_on_tls_is_closed_in_time(
+async def test_who_does_not_agree_on_tls_is_closed_and_counted_and_who_only_knocks_is_not(
     start: Starter, tls: Tls, quick_sweep: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with simulated() as sim, start(sim.url, tls=tls.section, limits={"client_head_s": 1}) as live:
-        assert await raw_exchange(live.gateway.port, b"\x16\x03\x01\x02\x00\x01") == b""  # a hello that does not end
-        [line] = await live.lines(1)
-        assert (line["outcome"], line["reason"]) == ("refused", "client_too_slow")
-        assert not faults(caplog)
-
-
-async def test_who_only_knocks_is_not_counted_as_refused(start: Starter, tls: Tls) -> None:
-    async with simulated() as sim, start(sim.url, tls=tls.section) as live:
-        _, writer = await asyncio.open_connection("127.0.0.1", live.gateway.port)
+        _, knocking = await asyncio.open_connection("127.0.0.1", live.gateway.port)
         await until(lambda: len(live.server.connections) == 1)
-        writer.close()
+        knocking.close()
         await until(lambda: len(live.server.connections) == 0)
-        assert not any("malformed_http" in name for name in await live.metrics())
+        plain = await raw_exchange(live.gateway.port, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"HTTP" not in plain
+        hello_without_end = b"\x16\x03\x01\x02\x00\x01"
+        assert await raw_exchange(live.gateway.port, hello_without_end) == b""
+        lines = await live.lines(2)
+        assert [line["reason"] for line in lines] == ["malformed_http", "client_too_slow"]
+        assert {(line["outcome"], line["client"]) for line in lines} == {("refused", "127.0.0.1")}
+        refused = {name: value for name, value in (await live.metrics()).items() if "malformed_http" in name}
+        assert list(refused.values()) == [1.0]
+        assert not faults(caplog)
 
 
 async def test_half_a_handshake_is_a_connection_of_its_address(start: Starter, tls: Tls) -> None:
@@ -358,13 +336,3 @@ async def test_the_command_serves_https_and_says_so(tmp_path: Path, tls: Tls, wo
             command.signal(signal.SIGTERM)
             assert await command.ended() == 0
             assert "Traceback" not in command.said
-
-
-@pytest.mark.parametrize("command", [("check",), ("serve", "-c")], ids=["check", "serve"])
-async def test_files_that_cannot_be_used_are_named_before_the_start(tmp_path: Path, command: tuple[str, ...]) -> None:
-    file = config_file(tmp_path, "http://127.0.0.1:1", tls={"cert_file": "/nowhere/tls.crt"})
-    code, _, said = await run(*command, file)
-    assert code == 2
-    assert f"{file}:1:" in said
-    assert "tls: the certificate /nowhere/tls.crt cannot be read: No such file or directory" in said
-    assert "Traceback" not in said

@@ -59,10 +59,11 @@ class Collector(Upstream):
         return sorted(self.spans, key=lambda span: int(span.start_time_unix_nano))
 
 
-def lost(spans: span_export.SpanExport) -> float:
-    """As the page of metrics counts them."""
-    [metric] = spans.collect()
-    return next(sample.value for sample in metric.samples if sample.labels["outcome"] == "lost")
+def spans_of(live: Live, outcome: str) -> float:
+    """So many spans were "sent" or "lost", as another thread counts and the page of metrics shows."""
+    assert live.gateway.spans is not None
+    [metric] = live.gateway.spans.collect()
+    return next(sample.value for sample in metric.samples if sample.labels["outcome"] == outcome)
 
 
 def values(holder: Any) -> dict[str, Any]:
@@ -78,13 +79,6 @@ def in_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
 TENANTS = [{"name": "ann", "keys": [{"hash": hash_key("k"), "apps": ["ide", "default"]}]}]
 
 
-def outcomes(live: Live) -> list[tuple[str, float]]:
-    """What became of how many spans, which another thread counts."""
-    assert live.gateway.spans is not None
-    [family] = live.gateway.spans.collect()
-    return [(sample.labels["outcome"], sample.value) for sample in family.samples]
-
-
 async def test_a_span_says_what_the_log_says(start: Starter) -> None:
     tracing = {"sample_ratio": 1, "headers": {"x-token": "secret"}}
     async with Collector() as taken, simulated(time_scale=0) as sim:
@@ -95,7 +89,7 @@ async def test_a_span_says_what_the_log_says(start: Starter) -> None:
             assert got.status == 200, got.body
             (span,) = await taken.got(1)
             (line,) = await live.lines(1)
-            await until(lambda: ("sent", 1) in outcomes(live))
+            await until(lambda: spans_of(live, "sent") == 1)
             metrics = await live.metrics()
         assert (span.name, span.kind, span.status.code) == (f"chat {MODEL}", 2, 0)
         assert span.start_time_unix_nano < span.end_time_unix_nano
@@ -143,14 +137,6 @@ async def test_waits_and_ends_are_told_by_their_reason(start: Starter) -> None:
         assert held_back["fairgate.queue_s"] > 0
 
 
-async def test_an_engine_that_fails_is_an_error(start: Starter) -> None:
-    async with Collector() as taken, Upstream(replies(answer(b"{}", status=b"500 Internal Server Error"))) as upstream:
-        async with start(upstream.url, tracing={"endpoint": taken.url, "sample_ratio": 1}) as live:
-            await live.ask("/v1/chat/completions", chat())
-            (span,) = await taken.got(1)
-    assert (span.status.code, values(span)["error.type"]) == (2, "status_500")
-
-
 async def test_the_engine_hears_of_the_span_and_its_parent_is_the_clients(start: Starter) -> None:
     async with Collector() as taken, Upstream(replies(OK)) as upstream:
         async with start(upstream.url, tracing={"endpoint": taken.url, "sample_ratio": 0}) as live:
@@ -163,9 +149,15 @@ async def test_the_engine_hears_of_the_span_and_its_parent_is_the_clients(start:
                 await live.ask("/v1/chat/completions", chat(), **fields)
                 await live.ask("/tokenize", chat(), **fields)
             spans = await taken.got(2)
-    for at in (0, 1):
-        recorded, as_said, new, of_nobody = (seen.headers for seen in upstream.requests[at::2])
-        own = spans[at]
+        async with start(upstream.url) as live:
+            assert live.gateway.spans is None
+            await live.ask("/v1/chat/completions", chat(), traceparent="any", tracestate="thing")
+            await live.ask("/v1/chat/completions", chat())
+    *traced, as_it_is, without = (seen.headers for seen in upstream.requests)
+    assert (as_it_is["traceparent"], as_it_is["tracestate"]) == ("any", "thing")
+    assert "traceparent" not in without
+    for at, own in enumerate(spans):
+        recorded, as_said, new, of_nobody = traced[at::2]
         assert own.trace_id.hex() == TRACE
         assert own.parent_span_id.hex() == PARENT
         assert recorded["traceparent"] == f"00-{TRACE}-{own.span_id.hex()}-01"
@@ -174,16 +166,6 @@ async def test_the_engine_hears_of_the_span_and_its_parent_is_the_clients(start:
         assert new["traceparent"].endswith("-00")
         assert of_nobody["traceparent"].endswith("-00")
         assert "tracestate" not in of_nobody
-
-
-async def test_without_tracing_what_a_client_says_goes_on_as_it_is(start: Starter) -> None:
-    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
-        await live.ask("/v1/chat/completions", chat(), traceparent="any", tracestate="thing")
-        await live.ask("/v1/chat/completions", chat())
-        assert live.gateway.spans is None
-    first, second = (seen.headers for seen in upstream.requests)
-    assert (first["traceparent"], first["tracestate"]) == ("any", "thing")
-    assert "traceparent" not in second
 
 
 def test_without_tracing_nothing_of_it_is_loaded() -> None:
@@ -208,20 +190,21 @@ asyncio.run(run(tracing={"endpoint": sys.argv[1]}))
 async def test_a_collector_that_is_away_costs_spans_which_are_counted_and_said(
     start: Starter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The span that arrives is of an engine that failed, which is an error."""
     caplog.set_level(logging.INFO, "fairgate")
     monkeypatch.setattr(span_export, "SEND_S", 0.05)
-    async with Collector() as taken, Upstream(replies(OK)) as upstream:
+    fails = replies(answer(b"{}", status=b"500 Internal Server Error"))
+    async with Collector() as taken, Upstream(fails) as upstream:
         taken.status = b"400 Bad Request"
         async with start(upstream.url, tracing={"endpoint": taken.url, "sample_ratio": 1}) as live:
-            assert (await live.ask("/v1/chat/completions", chat())).status == 200
-            spans = live.gateway.spans
-            assert spans is not None
-            await until(lambda: lost(spans) == 1)
+            await live.ask("/v1/chat/completions", chat())
+            await until(lambda: spans_of(live, "lost") == 1)
             taken.status = b"200 OK"
             await live.ask("/v1/chat/completions", chat())
-            await taken.got(1)
+            [span] = await taken.got(1)
             await until(lambda: "again" in caplog.text)
             metrics = await live.metrics()
+    assert (span.status.code, values(span)["error.type"]) == (2, "status_500")
     assert (metrics["fairgate_spans_total", "sent"], metrics["fairgate_spans_total", "lost"]) == (1, 1)
     (warning,) = [record for record in caplog.records if "cannot be sent" in record.getMessage()]
     assert taken.url in warning.getMessage()
@@ -249,8 +232,7 @@ async def test_only_so_many_spans_wait(
             await reached.wait()
             for _ in range(10):
                 assert (await live.ask("/v1/chat/completions", chat())).status == 200
-            assert live.gateway.spans is not None
-            assert lost(live.gateway.spans) == 5
+            assert spans_of(live, "lost") == 5
     server.close()
     for writer in silent:
         writer.close()
@@ -302,15 +284,18 @@ def test_what_cannot_be_sent_to_is_a_fault(start: Starter, tracing: dict[str, An
     assert "secret" not in str(caught.value)
 
 
-def test_a_collector_without_a_path_is_asked_where_otlp_is(start: Starter) -> None:
-    for endpoint, asked in (
+@pytest.mark.parametrize(
+    ("endpoint", "asked"),
+    [
         ("http://collector:4318", "http://collector:4318/v1/traces"),
         ("https://collector/", "https://collector/v1/traces"),
         ("http://collector/own/path", "http://collector/own/path"),
-    ):
-        tracing = start.config("sim:", tracing=endpoint).tracing
-        assert tracing is not None
-        assert tracing.endpoint == asked
+    ],
+)
+def test_a_collector_without_a_path_is_asked_where_otlp_is(start: Starter, endpoint: str, asked: str) -> None:
+    tracing = start.config("sim:", tracing=endpoint).tracing
+    assert tracing is not None
+    assert tracing.endpoint == asked
 
 
 def test_a_change_needs_a_restart_and_shows_no_secret(start: Starter) -> None:

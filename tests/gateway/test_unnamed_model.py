@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from gateway.config.sections.keys import hash_key
 from tests.gateway.capture import Upstream, replies
-from tests.gateway.live import MODEL, Starter, chat, simulated, until
+from tests.gateway.live import MODEL, Starter, chat, simulated
 from tests.kit.usage import CHAT, OK
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -67,14 +66,3 @@ async def test_the_model_is_the_engines_own_and_no_adapter(start: Starter) -> No
         pool.backends[next(iter(pool.backends))].models.clear()
         got = await live.ask(CHAT, without(chat(), "left out"))
         assert (got.status, got.error["code"]) == (503, "no_backend"), "nobody knows yet whose request it is"
-
-
-async def test_nothing_is_added_to_a_body_that_is_not_known(start: Starter) -> None:
-    routes = [{"path": "/api/speak", "treatment": "compute"}, {"path": "/api/chat", "treatment": "generate"}]
-    async with Upstream(replies(OK)) as upstream, start(upstream.url, routes=routes) as live:
-        for path in ("/api/speak", "/api/chat"):
-            raw = json.dumps({"messages": "x"}).encode()
-            assert (await live.ask(path, raw)).status == 200
-        assert upstream.requests[1].unsalted == raw
-        await until(lambda: live.log.read_bytes().count(b"\n") == 2)
-        assert [line["model"] for line in await live.lines(2)] == [MODEL] * 2

@@ -1,4 +1,4 @@
-"""Engines that are down do not keep the gateway down, and it says what it waits for."""
+"""Engines that are down or stand still do not keep the gateway down, and it says what it waits for."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from backends.engines.vllm import VllmAdapter
+from backends.health import Standstill
+from backends.simulated.engine_model import EngineModel, EngineRequest
+from backends.simulated.simulated_server import render
+from gateway.pool.backend import Backend
 from tests.gateway.capture import Seen, Upstream, answer, replies
-from tests.gateway.live import MODEL, Live, Simulated, Starter, chat, long_chat, simulated, until
+from tests.gateway.live import MODEL, SMALL, Live, Simulated, Starter, chat, long_chat, simulated, until
 from tests.gateway.load import tenants
 from tests.kit.together import together
 from tests.ports import free_port
@@ -31,35 +37,33 @@ def nobody() -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("models", [[], [MODEL]], ids=["learned", "configured"])
-async def test_all_down_at_start(start: Starter, models: list[str]) -> None:
+async def test_what_is_down_at_the_start_or_goes_down_is_noticed_without_a_request(
+    start: Starter, models: list[str]
+) -> None:
     port = free_port()
     pools = [{"name": "p", "models": models, "backends": [{"url": f"http://127.0.0.1:{port}", "name": "gpu-1"}]}]
     async with start(pools=pools) as live:
-        ready = await live.get("/ready", admin=True)
-        assert (ready.status, ready.json["ready"]) == (503, False)
-        [why] = ready.json["why_not"]
-        assert "gpu-1" in why
-        assert "probe" in why
-        assert (await live.get("/health", admin=True)).status == 200
-        for path in (CHAT, "/tokenize"):
-            got = await live.ask(path, chat())
-            assert (got.status, got.error["code"]) == (503, "no_backend")
-            assert int(got.headers["retry-after"]) >= 1
-        assert live.holds_nothing()
+
+        async def is_refused() -> None:
+            ready = await live.get("/ready", admin=True)
+            assert (ready.status, ready.json["ready"]) == (503, False)
+            [why] = ready.json["why_not"]
+            assert "gpu-1" in why
+            assert "probe" in why
+            assert (await live.get("/health", admin=True)).status == 200
+            for path in (CHAT, "/tokenize"):
+                got = await live.ask(path, chat())
+                assert (got.status, got.error["code"]) == (503, "no_backend")
+                assert int(got.headers["retry-after"]) >= 1
+            assert live.holds_nothing()
+
+        await is_refused()
         async with simulated(port=port):
             await until(lambda: not live.gateway.not_ready())
             assert (await live.get("/ready", admin=True)).json == {"ready": True, "why_not": []}
             assert (await live.ask(CHAT, chat(max_tokens=3))).status == 200
-
-
-async def test_a_backend_that_goes_down_is_noticed_without_a_request(start: Starter) -> None:
-    async with simulated() as sim, start(sim.url) as live:
-        assert not live.gateway.not_ready()
-        await sim.server.stop()
         await until(live.gateway.not_ready)
-        got = await live.ask(CHAT, chat())
-        assert (got.status, got.error["code"]) == (503, "no_backend")
-        assert "retry-after" in got.headers
+        await is_refused()
 
 
 @asynccontextmanager
@@ -208,3 +212,99 @@ async def test_an_engine_whose_list_of_models_fails_is_asked_all_the_same(
             models = [line["model"] for line in await live.lines(4) if line["outcome"] == "completed"]
             assert models == ["", MODEL][count - 1 :], "a name that no engine has listed is no label"
             assert live.holds_nothing()
+
+
+# --- an engine that says it is well, has requests and makes no step ---
+
+
+LIMIT_S = 0.05
+
+
+def backends(live: Live, limit_s: float = LIMIT_S) -> list[Backend]:
+    found = list(live.gateway.pools[0].backends.values())
+    for backend in found:
+        backend.standstill.limit_s = limit_s
+    return found
+
+
+@pytest.mark.parametrize(("stream", "steps"), [(False, True), (True, False)], ids=["steps", "stream"])
+async def test_it_is_out_of_service_until_it_goes_on_and_others_take_what_comes(
+    start: Starter, stream: bool, steps: bool
+) -> None:
+    async with simulated() as sim, simulated() as well:
+        pools = [{"name": "pool", "backends": [{"url": each.url, "steps": steps} for each in (sim, well)]}]
+        async with start(pools=pools) as live:
+            [pool] = live.gateway.pools
+            backend, other = backends(live)
+            pool.drain(other, True)
+            asked = asyncio.create_task(live.ask(CHAT, {**long_chat(), "stream": stream, "max_tokens": 500}))
+            await until(lambda: sim.server.gauges.running)
+            sim.faults.is_still = True
+            await until(live.gateway.not_ready)
+            assert "makes no step, and has requests for" in backend.why_not
+            assert (await live.get("/ready", admin=True)).status == 503
+            assert (await live.metrics())["fairgate_backend_up", backend.name, "pool"] == 0
+            got = await live.ask(CHAT, chat())
+            assert (got.status, got.error["code"]) == (503, "no_backend")
+            assert len(live.engine.backends[backend.name].leases) == 1, "what it has is its own"
+            pool.drain(other, False)
+            answers = await asyncio.gather(*(live.ask(CHAT, chat(str(n), max_tokens=3)) for n in range(5)))
+            assert [each.status for each in answers] == [200] * 5
+            sim.faults.is_still = False
+            await until(lambda: backend.in_service)
+            assert (await asked).status == 200
+            asked = asyncio.create_task(live.ask(CHAT, long_chat()))
+            await until(lambda: sim.server.gauges.running or well.server.gauges.running)
+            still = sim if sim.server.gauges.running else well
+            still.faults.is_still = True
+            await until(lambda: backend.in_service + other.in_service == 1)
+            asked.cancel()
+            # It may have recovered by what it has no more: nobody finds out who does not try.
+            await until(lambda: backend.in_service and other.in_service)
+
+
+async def test_what_the_engine_defers_keeps_nothing_back(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adapters, grammars and transfers are waited for, and not KV."""
+
+    def deferring(*args: Any) -> bytes:
+        page = render(*args)
+        return re.sub(rb'(num_requests_waiting{[^}]*}|reason="deferred"}) [0-9.]+', rb"\1 50", page)
+
+    monkeypatch.setattr("backends.simulated.simulated_server.render", deferring)
+    async with simulated() as sim, start(sim.url) as live:
+        runs = asyncio.create_task(live.ask(CHAT, long_chat()))
+        [ledger] = live.engine.backends.values()
+        await until(lambda: ledger.has_gauges() and ledger.leases and not ledger.starting)
+        assert (await live.ask(CHAT, chat(max_tokens=3))).status == 200
+        assert not runs.done()
+        assert sim.server.scrapes
+        runs.cancel()
+
+
+def test_what_only_waits_inside_it_is_a_standstill_too() -> None:
+    """As vLLM does that defers requests until none can run."""
+    page = b"vllm:num_requests_running 0\nvllm:num_requests_waiting %d\nvllm:generation_tokens_total 7\n"
+    standstill = Standstill(10.0)
+    for second in range(20):
+        found = VllmAdapter().snapshot((page % (1 + second)).decode(), float(second))
+        assert found is not None
+        standstill.read(found)
+        assert (standstill.fault(0.0) is None) is (second < 10), "those that come and wait are no step"
+        assert standstill.fault(second - 9.0) is None, "nothing of ours was there for so long"
+
+
+@pytest.mark.parametrize("batched_tokens", [512, 2048])
+def test_a_long_prompt_is_none(batched_tokens: int) -> None:
+    profile = replace(SMALL, max_num_batched_tokens=batched_tokens, max_model_len=16_000, per_prefill_token_s=1e-2)
+    engine, standstill, now = EngineModel(profile), Standstill(2 * batched_tokens * 1e-2), 0.0
+    engine.submit(EngineRequest("long", prompt_tokens=15_000, output_tokens=3), now)
+    steps = 0
+    while engine.has_work:
+        now += engine.step(now).duration_s
+        steps += 1
+        page = render(profile, MODEL, engine.gauges(now)).decode()
+        found = VllmAdapter().snapshot(page, now)
+        assert found is not None
+        standstill.read(found)
+        assert standstill.fault(0.0) is None
+    assert steps > 7

@@ -1,4 +1,4 @@
-"""What is counted durably: equal to the access log, once, and caught up after whatever happens to the database."""
+"""What is counted durably: equal to the access log, once, within bounds, and caught up when the database comes back."""
 
 from __future__ import annotations
 
@@ -20,15 +20,21 @@ import aiohttp
 import pytest
 
 from gateway.config.sections.keys import hash_key
-from gateway.storage.store_errors import StoreRefused
+from gateway.storage.store_errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.access_log import hidden
-from gateway.usage.counts import OTHER_USERS, OTHERS, UsageTotals
+from gateway.telemetry.record import Outcome, RequestRecord
+from gateway.usage.counts import OTHER_USERS, OTHERS, UsageCounts, UsageTotals
 from gateway.usage.written import Batch, add, forget
+from policies.request import Flow, Request, ServiceTokens
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, simulated, until
+from tests.kit import keys
+from tests.kit.batching import client, counts, is_over, jsonl, made, when
+from tests.kit.batching import line as asked_line
 from tests.kit.served import config_file, served
 from tests.kit.usage import CHAT, OK, TENANTS, counted, database_at, requests_in, written
-from tests.postgres_server import PostgresServer
+from tests.postgres_server import PostgresServer, pooled
+from tests.records import record_of
 
 
 def logged(lines: Iterable[dict[str, Any]]) -> dict[tuple[str, ...], tuple[float, ...]]:
@@ -245,19 +251,97 @@ async def test_what_cannot_be_written_at_the_end_is_said(
     assert "the usage of 3 requests was not written" in caplog.text
 
 
-async def test_a_file_that_is_no_database_is_not_touched(start: Starter) -> None:
+async def test_a_file_that_is_no_database_or_of_another_version_is_not_touched(start: Starter) -> None:
     path, content = start.directory / "usage.db", b"no database, but a text that is longer than its head" * 20
     path.write_bytes(content)
-    with pytest.raises(StoreRefused, match="is not a database; move it away"):
-        async with start("http://127.0.0.1:1", tenants=TENANTS, usage=str(path)):
-            pass
+    older = start.directory / "older.db"
+    with closing(database_at(str(older))) as database, database.transaction() as step:
+        step.do("UPDATE fairgate_notes SET value = '1' WHERE name = 'layout'")
+    for file, why in (
+        (path, "is not a database; move it away"),
+        (older, "tables of layout 1, and this version writes layout 2"),
+    ):
+        with pytest.raises(StoreRefused, match=why):
+            async with start("http://127.0.0.1:1", tenants=TENANTS, usage=str(file)):
+                pass
     assert path.read_bytes() == content
 
 
-async def test_tables_of_another_version_are_not_touched(start: Starter) -> None:
-    url = str(start.directory / "usage.db")
-    with closing(database_at(url)) as database, database.transaction() as step:
-        step.do("UPDATE fairgate_notes SET value = '1' WHERE name = 'layout'")
-    with pytest.raises(StoreRefused, match="tables of layout 1, and this version writes layout 2"):
-        async with start("http://127.0.0.1:1", tenants=TENANTS, usage=url):
-            pass
+# --- what is counted has bounds, in users and in sums; the rest is one ---
+
+
+def request_of(user: str = "", tenant: str = "t") -> RequestRecord:
+    record = record_of("r")
+    record.tenant, record.app, record.model, record.pool = tenant, "app", "m", "pool"
+    record.request = Request("r", Flow(tenant, "app", user), 1.0, 1, 1, 0.0)
+    record.ended(Outcome.COMPLETED, "", ServiceTokens(3, 2, 1), 0.25)
+    return record
+
+
+def test_users_are_bounded_and_the_rest_are_one() -> None:
+    counts = UsageCounts(users_max=2)
+    for user in ("a", "b", "", "c", "d", "other", "a", OTHERS):
+        counts.ended(request_of(user))
+    sums = {key[3]: tally.requests for key, tally in counts.take().items()}
+    assert sums == {"a": 2, "b": 1, "": 1, OTHER_USERS: 4}
+    counts.ended(request_of("d"))
+    assert [key[3] for key in counts.take()] == [OTHER_USERS], "also after they were taken"
+
+
+def test_what_finds_no_room_is_counted() -> None:
+    counts = UsageCounts(users_max=100, sums_max=2)
+    for user in "abcde":
+        counts.ended(request_of(user))
+    assert [key[3] for key in counts.take()] == ["a", "b", OTHER_USERS]
+    assert counts.requests_dropped == 0
+    for tenant in "abcdef":
+        counts.ended(request_of("u", tenant))
+    assert counts.requests_dropped == 2
+    assert len(counts) == 4
+
+
+def test_names_of_an_hour_are_bounded() -> None:
+    counts = UsageCounts(users_max=1, names_max=20)
+    for tenant in range(15):
+        counts.ended(request_of("u", str(tenant)))
+    sums = counts.take()
+    assert len(sums) == 11
+    assert sum(tally.requests for key, tally in sums.items() if key[1] == OTHERS) == 5
+    counts.ended(request_of("another", "0"))
+    assert [key[3] for key in counts.take()] == [OTHER_USERS], "also among the users of a tenant that is told apart"
+
+
+# --- PostgreSQL behind a pooler: its connections are anybody's between two transactions ---
+
+
+async def test_usage_keys_and_batches_of_two_gateways_behind_a_pooler(start: Starter) -> None:
+    async with PostgresServer() as server, pooled(server) as url, Upstream(replies(OK)) as upstream:
+        fields: dict[str, Any] = {"tenants": TENANTS, "usage": url}
+        async with start(upstream.url, **fields) as one, start(upstream.url, **fields) as two:
+            key = await keys.made(one)
+            for live in (one, two):
+                await keys.answers(live, key, 200)
+                for _ in range(50):
+                    assert (await live.ask(CHAT, chat())).status == 200
+            async with client(one.url) as api:
+                done = await when(api, (await made(api, jsonl(*map(asked_line, range(20))))).id, is_over)
+                assert (done.status, counts(done)) == ("completed", (20, 20, 0))
+            for live in (one, two):
+                await written(live)
+                await until(lambda: not live.gateway.faults())  # noqa: B023 (called here only)
+        assert (await asyncio.to_thread(counted, server.url, "tenant"))["alice",][2] == 7 * 120, "prompt tokens"
+
+
+async def test_a_statement_is_bounded_behind_a_pooler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sleeps(url: str) -> None:
+        database = database_at(url)
+        with pytest.raises(StoreUnavailable, match="statement timeout"), database.transaction() as step:
+            step.ask("SELECT set_config('statement_timeout', '10', true)")
+            step.ask("SELECT pg_sleep(60)")
+        with database.transaction() as step:
+            assert step.ask("SHOW statement_timeout") == step.ask("SHOW lock_timeout") == [("5s",)]
+        database.close()
+
+    async with PostgresServer() as server, pooled(server) as url:
+        await asyncio.to_thread(sleeps, url)
+        await asyncio.to_thread(sleeps, server.url)

@@ -49,13 +49,17 @@ async def charged(on: Stage, sent: Sent, path: str = CHAT, **fields: Any) -> tup
     return *played.tokens, played.line["tokens_cached"]
 
 
-async def test_an_answer_whose_usage_is_no_usage_is_charged_by_what_it_has(start: Starter) -> None:
+async def test_an_answer_whose_usage_is_no_usage_or_lacks_a_count_is_charged_by_what_it_has(start: Starter) -> None:
     async with stage(start) as on:
         for name, usage in UNBELIEVABLE.items():
             prompt, output, _ = await charged(on, whole("word " * 400, usage), messages=WORDS)
             assert (40 <= prompt <= 80, 400 <= output <= 600) == (True, True), name
             prompt, output, _ = await charged(on, streamed(30, usage), messages=WORDS, stream=True)
             assert (40 <= prompt <= 80, output in (30, 31)) == (True, True), name
+        prompt, output, _ = await charged(on, whole("word " * 400, {"completion_tokens": 7}), messages=WORDS)
+        assert (40 <= prompt <= 80, output) == (True, 7)
+        without_end = stream(b"".join(event for event in messages_stream(*"abcde") if b"message_delta" not in event))
+        assert (await charged(on, without_end, "/v1/messages", stream=True))[:2] == (11, 5)
 
 
 USAGE = b'"usage":{"prompt_tokens":11,"completion_tokens":25}'
@@ -73,15 +77,6 @@ async def test_usage_is_read_beside_what_cannot_be_read_or_is_nested_too_deep(st
     async with stage(start) as on:
         for sent, is_stream in READABLE:
             assert (await charged(on, sent, stream=is_stream))[:2] == (11, 25), sent.raw[:200]
-
-
-async def test_what_an_engine_leaves_out_is_our_own_count(start: Starter) -> None:
-    """One of the two counts, and a message that never comes to its usage."""
-    async with stage(start) as on:
-        prompt, output, _ = await charged(on, whole("word " * 400, {"completion_tokens": 7}), messages=WORDS)
-        assert (40 <= prompt <= 80, output) == (True, 7)
-        sent = stream(b"".join(event for event in messages_stream(*"abcde") if b"message_delta" not in event))
-        assert (await charged(on, sent, "/v1/messages", stream=True))[:2] == (11, 5)
 
 
 async def test_no_count_is_believed_beyond_what_was_allowed(start: Starter) -> None:
@@ -121,12 +116,8 @@ async def test_an_answer_longer_than_the_buffer_is_charged_wherever_its_usage_is
             before = Sent(answer(json.dumps({**more, "choices": [], "usage": usage}).encode() + b" " * 10_000))
             for sent in (whole("x", usage, **more), before):
                 assert (await charged(on, sent))[:2] == (11, 25), name
-
-
-async def test_an_answer_longer_than_the_buffer_without_usage_is_charged_by_its_length(start: Starter) -> None:
-    async with stage(start, **RELAYED) as on:
         prompt, output, _ = await charged(on, whole("word " * 2000, None), messages=WORDS)
-        assert (40 <= prompt <= 80, 2000 <= output <= CONTEXT) == (True, True)
+        assert (40 <= prompt <= 80, 2000 <= output <= CONTEXT) == (True, True), "without usage, by its length"
 
 
 async def test_a_last_event_too_long_to_hold_is_charged_wherever_its_usage_is(start: Starter) -> None:

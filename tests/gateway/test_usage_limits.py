@@ -1,10 +1,10 @@
-"""Limits of a day go on from the usage that is counted durably: over a restart, and where a reload brings them."""
+"""Limits of a day go on from the usage that is counted durably; keys, models and users have their own."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-import signal
 import time
 from contextlib import closing
 from datetime import UTC, datetime
@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from gateway.config.model import Config
+from gateway.config.model import Config, TenantConfig
 from gateway.config.sections.keys import hash_key
 from gateway.config.sections.services import UsageConfig
+from gateway.http.errors import ApiError
+from gateway.keys.identity import Keyring
 from gateway.process.gateway import Gateway
 from gateway.proxy.refusals import in_words, rate_limit_headers, refusal_error
 from gateway.usage.counts import UsageTotals
@@ -29,8 +31,9 @@ from policies.request import Limit, Refusal, ServiceTokens
 from tests.commands import run
 from tests.gateway.capture import Peer, Seen, Upstream, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, until
-from tests.kit.served import config_file, served
-from tests.kit.usage import CHAT, OK, TENANTS, counted, database_at, requests_in, written
+from tests.kit.pairs import pair
+from tests.kit.served import config_file
+from tests.kit.usage import CHAT, OK, TENANTS, database_at, written
 from tests.postgres_server import PostgresServer
 
 
@@ -54,33 +57,6 @@ async def test_a_limit_of_a_day_goes_on_after_a_restart(start: Starter, usage_ur
             assert (await live.ask(CHAT, chat(), key="b")).status == 200
         async with start(upstream.url, **{**fields, "usage": str(start.directory / "other.db")}) as live:
             assert (await live.ask(CHAT, chat())).status == 200
-
-
-async def test_a_month_of_a_group_goes_on_over_kills_but_for_what_was_not_written(tmp_path: Path) -> None:
-    url, asked_max = str(tmp_path / "usage.db"), 100
-    groups = [{"name": "all"}, {"name": "team", "group": "all", "quota": {"tokens_per_month": 9 * asked_max}}]
-    tenants = [{**each, "group": "team"} for each in TENANTS]
-    served_requests = lost = 0
-    refused = ""
-    async with Upstream(replies(OK)) as upstream:
-        config = config_file(tmp_path, upstream.url, tenants=tenants, usage=url, groups=groups)
-        for life in range(3):
-            async with served(config) as gate:
-                most = served_requests + 30 if life < 2 else 10 * asked_max
-                while served_requests < most and not refused:
-                    async with gate.ask("kb"[served_requests % 2]) as response:
-                        if response.status == 429:
-                            refused = (await response.json())["error"]["message"]
-                        else:
-                            served_requests += 1
-                    if served_requests == 30 * life + 20:  # the rest of this life is most likely lost
-                        await until(lambda: requests_in(url) >= 30 * life + 20 - lost)  # noqa: B023
-                await gate.ends(signal.SIGKILL)
-                if life < 2:
-                    lost = served_requests - sum(sums[0] - sums[1] for sums in counted(url).values())
-    assert refused.startswith("group team is at its limit of 900 tokens in 30 days; come back in ")
-    assert asked_max - 1 <= served_requests <= asked_max + lost
-    assert lost <= 20, "the rest was written"
 
 
 async def takes_over(gateway: Gateway, quota: dict[str, int]) -> Quotas:
@@ -297,29 +273,24 @@ async def test_keys_and_models_have_limits_beside_those_of_their_tenant(start: S
             assert await asks(live, "free") == at_limit, "a model's goes on after a restart"
 
 
-async def test_what_is_common_limits_models_of_tenants_that_have_nothing_of_their_own(
-    start: Starter, usage_url: str
-) -> None:
+async def test_what_is_common_limits_models_of_tenants_that_have_nothing_of_their_own(start: Starter) -> None:
     quota = {"requests_per_day": 9, "per_model": {MODEL: {"requests_per_day": 2}, "other": {"requests_per_day": 1}}}
     tenants = [*TENANTS, {"name": "carol", "keys": [hash_key("c")], "quota": {"requests_per_day": 3}}]
-    fields: dict[str, Any] = {"tenants": tenants, "quota": quota, "usage": usage_url}
 
-    async def statuses(live: Live, key: str, asked: int) -> list[int]:
-        return [(await live.ask(CHAT, chat(), key=key)).status for _ in range(asked)]
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=tenants, quota=quota) as live:
 
-    async with Upstream(replies(OK)) as upstream:
-        async with start(upstream.url, **fields) as live:
-            assert await statuses(live, "k", 3) == [200, 200, 429]
-            assert await statuses(live, "b", 1) == [200], "each tenant has it for itself"
-            assert await statuses(live, "c", 4) == [200, 200, 200, 429]
-            found = (await live.get("/fairgate/me", key="b")).json["limits"]
-            assert {limit["name"]: limit["remaining"] for limit in found} == {
-                "requests_per_day": 8, f"requests_per_day (model {MODEL})": 1,
-            }  # fmt: skip
-        async with start(upstream.url, **fields) as live:
-            got = await live.ask(CHAT, chat())
-            assert got.error["message"].startswith(f"model {MODEL} is at its limit of 2 requests a day")
-            assert await statuses(live, "b", 2) == [200, 429]
+        async def statuses(key: str, asked: int) -> list[int]:
+            return [(await live.ask(CHAT, chat(), key=key)).status for _ in range(asked)]
+
+        assert await statuses("k", 2) == [200, 200]
+        got = await live.ask(CHAT, chat())
+        assert got.error["message"].startswith(f"model {MODEL} is at its limit of 2 requests a day")
+        assert await statuses("b", 1) == [200], "each tenant has it for itself"
+        assert await statuses("c", 4) == [200, 200, 200, 429]
+        found = (await live.get("/fairgate/me", key="b")).json["limits"]
+        assert {limit["name"]: limit["remaining"] for limit in found} == {
+            "requests_per_day": 8, f"requests_per_day (model {MODEL})": 1,
+        }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -342,3 +313,78 @@ async def test_a_check_names_days_that_are_not_kept_and_models_that_are_not_serv
     code, out, said = await run("check", config)
     known = ("keep 31 days", "'small', which a quota of a ", "'small', which a quota of every tenant ")
     assert (code, [each for each in known if each in out + said]) == (0, warned)
+
+
+# --- users of a tenant: blocked, limited, and found by their names ---
+
+
+USERS: list[dict[str, Any]] = [
+    {"name": "eve@x.org", "blocked": True},
+    {"name": "ann", "quota": {"requests_per_day": 2}},
+    {"name": "*", "quota": {"requests_per_day": 1}},
+    {"name": "free"},
+]
+WITH_USERS: list[dict[str, Any]] = [
+    {"name": "a", "keys": [{"hash": hash_key(f"a{n}"), "label": f"key {n}"} for n in range(2)], "users": USERS},
+    {"name": "b", "keys": [hash_key("b")]},
+]
+
+
+async def codes(live: Live, user: str, times: int, key: str = "a0") -> list[str]:
+    found = [await live.ask(CHAT, chat(user=user), key=key) for _ in range(times)]
+    return ["" if one.status == 200 else f"{one.status} {one.error['code']}" for one in found]
+
+
+async def test_users_are_blocked_and_limited_by_name_each_alike_or_not_at_all(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=WITH_USERS) as live:
+        assert await codes(live, "eve@x.org", 1) == ["403 user_blocked"]
+        assert await codes(live, "eve@x.org", 1, "b") == [""], "of another tenant"
+        assert await codes(live, "ann", 3) == ["", "", "429 rate_limited"]
+        for other in ("tom", "name with spaces", "x m"):
+            assert await codes(live, other, 2) == ["", "429 rate_limited"]
+        assert await codes(live, "free", 4) == await codes(live, "", 4) == [""] * 4
+        refused = await live.ask(CHAT, chat(user="tom"), key="a1")
+        assert refused.error["message"].startswith("user is at its limit of 1 requests a day; come back")
+        metrics = await live.metrics()
+        of_keys = {labels[1:]: n for labels, n in metrics.items() if labels[0] == "fairgate_key_not_completed_total"}
+        assert of_keys == {
+            ("key 0", "refused", "user_blocked", "a"): 1, ("key 0", "refused", "rate_limited", "a"): 4,
+            ("key 1", "refused", "rate_limited", "a"): 1,
+        }  # fmt: skip
+
+
+async def test_two_gateways_count_a_user_together(start: Starter) -> None:
+    async with pair(start, tenants=WITH_USERS) as (_, _, one, two):
+        served = [await codes(live, "ann", 1) for _ in range(3) for live in (one, two)]
+        assert served.count([""]) == 2
+        assert await codes(two, "tom", 2) == ["", "429 rate_limited"]
+
+
+def test_a_user_is_freed_by_other_tenants_of_a_reload() -> None:
+    blocked = TenantConfig.model_validate({"name": "a", "users": USERS})
+    keyring = Keyring([blocked], open_access=False)
+    with pytest.raises(ApiError, match="this user is blocked"):
+        keyring.check_user("a", "eve@x.org")
+    keyring.take_over(keyring.read([blocked.model_copy(update={"users": ()})]), open_access=False)
+    keyring.check_user("a", "eve@x.org")
+
+
+async def test_a_user_is_found_by_its_name_and_use_by_the_label_of_the_key(start: Starter) -> None:
+    path = start.directory / "u.db"
+    fields: dict[str, Any] = {"tenants": WITH_USERS, "usage": str(path)}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+        assert await codes(live, "free", 2) == ["", ""]
+        assert await codes(live, "free", 1, "a1") == [""]
+        assert await codes(live, "tom", 1, "b") == [""]
+        await until(live.holds_nothing)
+    config = config_file(start.directory, "http://127.0.0.1:1", access_log=str(live.log), **fields)
+    by = ("usage", "-c", config, "--json", "--by")
+    rows = json.loads((await run(*by, "tenant,key"))[1])["rows"]
+    found = [(row["tenant"], row["key"], row["requests"]) for row in rows]
+    assert found == [("a", "key 0", 2), ("a", "key 1", 1), ("b", "", 1)]
+    [row] = json.loads((await run(*by, "tenant", "--user", "free"))[1])["rows"]
+    assert (row["tenant"], row["requests"]) == ("a", 3)
+    said = (await run("explain", "-c", config, "--tenant", "a", "--user", "free"))[1]
+    assert said.startswith("3 requests of a: 3 completed.")
+    code, _, why = await run("explain", "-c", config, "--tenant", "a", "--user", "nobody")
+    assert (code, "no request of nobody of a came" in why) == (1, True)

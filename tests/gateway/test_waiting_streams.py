@@ -16,17 +16,16 @@ import pytest
 
 from bench.stack import nginx
 from gateway.http.errors import ApiError, Reason
-from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token
+from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Upstream, answer, chunk, token
 from tests.gateway.live import MODEL, Live, Starter, chat, events, until
 from tests.gateway.playbook import ASKED
+from tests.kit.held import CUT, Held
 from tests.ports import free_port
 
 COMMENT_S = 0.1
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 STREAM = STREAM_HEAD + chunk(token("a")) + chunk(DONE) + STREAM_END
 REFUSED = answer(b'{"error":{"message":"busy","type":"x","code":503}}', status=b"503 Service Unavailable")
-CUT = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n"
-"""After which an engine breaks off."""
 PROXY = """
     server {{
         listen 127.0.0.1:{port};
@@ -40,21 +39,6 @@ PROXY = """
 PATHS = ["/v1/chat/completions", "/v1/responses", "/v1/messages"]
 
 
-class Held:
-    """An engine that answers nobody before it is told to, and then each with the next of these answers."""
-
-    def __init__(self, *answers: bytes) -> None:
-        self.free = asyncio.Event()
-        self.answers = list(answers) or [STREAM]
-
-    async def __call__(self, seen: Seen, peer: Peer) -> None:
-        await self.free.wait()
-        said = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        await peer.send(said)
-        if said == CUT:
-            peer.reset()
-
-
 @asynccontextmanager
 async def held(start: Starter, engine: Held, **limits: Any) -> AsyncIterator[Live]:
     async with Upstream(engine) as upstream:
@@ -65,7 +49,7 @@ async def held(start: Starter, engine: Held, **limits: Any) -> AsyncIterator[Liv
 @asynccontextmanager
 async def queued(start: Starter, **limits: Any) -> AsyncIterator[Live]:
     """One whose engine has no room: what is asked waits in the queue."""
-    async with held(start, Held(), **limits) as live:
+    async with held(start, Held(STREAM), **limits) as live:
         taken = asyncio.ensure_future(live.ask("/v1/chat/completions", chat(n=128)))
         await until(lambda: live.engine.dispatched)
         yield live
@@ -80,14 +64,14 @@ async def comments(response: aiohttp.ClientResponse, count: int) -> None:
 
 @pytest.mark.skipif(shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") is None, reason="there is no nginx")
 async def test_a_queued_stream_outlives_the_patience_of_a_proxy(start: Starter) -> None:
-    engine, port = Held(), free_port()
+    engine, port = Held(STREAM), free_port()
     async with held(start, engine) as live:
         async with nginx(PROXY.format(port=port, upstream=live.url), port, "/health"):
             url = f"http://127.0.0.1:{port}/v1/chat/completions"
             headers = {"authorization": "Bearer k"}
             async with live.http.post(url, json=chat(stream=True), headers=headers) as response:
                 await comments(response, 25)  # longer than the proxy waits for a byte
-                engine.free.set()
+                engine.may.set()
                 assert response.status == 200
                 assert response.content_type == "text/event-stream"
                 assert events(await response.read())[-1] == "[DONE]"
@@ -96,8 +80,8 @@ async def test_a_queued_stream_outlives_the_patience_of_a_proxy(start: Starter) 
 
 
 async def test_a_stream_that_is_served_in_time_hears_nothing(start: Starter) -> None:
-    engine = Held()
-    engine.free.set()
+    engine = Held(STREAM)
+    engine.may.set()
     async with held(start, engine, waiting_comment_s=600) as live:
         got = await live.ask("/v1/chat/completions", chat(stream=True))
         assert b"waiting" not in got.body
@@ -107,14 +91,14 @@ async def test_a_stream_that_is_served_in_time_hears_nothing(start: Starter) -> 
 @pytest.mark.parametrize("is_answered", [True, False])
 async def test_a_client_that_strips_what_it_reads_loses_nothing(start: Starter, is_answered: bool) -> None:
     """As `vllm bench serve` reads: each piece stripped and joined, ends of events by what is left between them."""
-    engine = Held() if is_answered else Held(answer(b"{}", status=b"400 Bad Request"))
+    engine = Held(STREAM) if is_answered else Held(answer(b"{}", status=b"400 Bad Request"))
     async with held(start, engine) as live:
         async with live.post("/v1/chat/completions", chat(stream=True)) as response:
             joined, seen, pieces = b"", [], 0
             async for piece in response.content.iter_any():
                 pieces += 1
                 if pieces == 3:
-                    engine.free.set()
+                    engine.may.set()
                 joined += piece.strip()
                 *whole, joined = joined.split(b"\n\n")
                 seen += whole
@@ -133,7 +117,7 @@ async def test_an_answer_in_one_piece_is_not_begun_before_it_is_there(start: Sta
             whole = asyncio.ensure_future(live.ask("/v1/chat/completions", chat()))
             vectors = asyncio.ensure_future(live.ask("/v1/embeddings", {"model": MODEL, "input": "x", "stream": True}))
             await comments(streamed, 3)
-            engine.free.set()
+            engine.may.set()
             assert (await whole).json["usage"]["prompt_tokens"] == 1
             assert (await vectors).headers["content-type"] == "application/json"
             [error] = events(await streamed.read())
@@ -199,14 +183,14 @@ async def test_after_comments_it_goes_on_or_the_error_is_an_event(start: Starter
     async with held(start, engine) as live:
         async with live.post("/v1/chat/completions", chat(stream=True)) as response:
             await comments(response, 2)
-            engine.free.set()
+            engine.may.set()
             last = events(await response.read())[-1]
         assert message in last["error"]["message"] if message else last == "[DONE]"
         [line] = await live.lines(1)
         assert line.items() >= logged.items()
 
 
-async def test_a_client_that_leaves_after_comments_leaves_nothing_behind(start: Starter) -> None:
+async def test_who_leaves_after_comments_leaves_nothing_and_a_gateway_that_stops_says_so(start: Starter) -> None:
     async with queued(start) as live:
         async with live.post("/v1/chat/completions", chat(stream=True)) as response:
             await comments(response, 2)
@@ -215,10 +199,6 @@ async def test_a_client_that_leaves_after_comments_leaves_nothing_behind(start: 
         [line] = await live.lines(1)
         assert (line["outcome"], line["reason"]) == ("abandoned", "client_disconnected")
         assert live.engine.queued == 0
-
-
-async def test_a_gateway_that_stops_says_so_in_the_stream(start: Starter) -> None:
-    async with queued(start) as live:
         async with live.post("/v1/chat/completions", chat(stream=True)) as response:
             await comments(response, 1)
             for exchange in live.gateway.pools[0].dispatcher.exchanges():

@@ -1,13 +1,21 @@
-"""Several processes on one port: who they are, what each owns, and what happens when they end."""
+"""Several processes on one port are one gateway: what each owns, what they do together, what happens at their end."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
 import signal
 import stat
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 
 from gateway.config import machine
@@ -15,10 +23,15 @@ from gateway.config.load import Overrides, load_config
 from gateway.config.memory_bounds import MEMORY_MAX_LEAST
 from gateway.config.model import Config
 from gateway.process.supervisor import share_of
+from tests.commands import Running, run, running
 from tests.gateway.capture import Upstream
-from tests.gateway.live import until
+from tests.gateway.live import SMALL, Answer, Simulated, chat, simulated, until
+from tests.gateway.load import tenants
+from tests.kit.floods import Flood, answered, ratio_of
 from tests.kit.served import Streams, config_file
-from tests.kit.working import WORKERS, working
+from tests.kit.working import WORKERS, Workers, working
+from tests.redis_server import RedisServer
+from tests.waiting import eventually
 
 
 def meeting_of(pid: int) -> Path:
@@ -44,7 +57,7 @@ async def test_connections_are_spread_and_every_worker_knows_the_keys(tmp_path: 
         assert len(by_worker) == WORKERS
 
 
-async def test_a_worker_that_dies_is_started_again_and_the_other_goes_on(tmp_path: Path) -> None:
+async def test_a_worker_that_dies_is_started_again_and_all_end_with_their_supervisor(tmp_path: Path) -> None:
     engine = Streams()
     async with Upstream(engine) as upstream, working(tmp_path, upstream.url) as gate:
         before = gate.pids()
@@ -53,13 +66,11 @@ async def test_a_worker_that_dies_is_started_again_and_the_other_goes_on(tmp_pat
         for _ in range(20):
             assert await gate.serves()  # what the kernel gives to the dead one waits for its successor
         await until(lambda: gate.pids()[0] != before[0])
-        assert gate.pids()[1] == before[1]
-        os.kill(gate.pids()[0], signal.SIGKILL)
+        again, other = gate.pids()
+        assert other == before[1]
+        os.kill(again, signal.SIGKILL)
         await gate.command.says(r"worker 0 was ended by signal 9; started again in 0\.2 s")
-
-
-async def test_workers_end_with_their_supervisor(tmp_path: Path) -> None:
-    async with Upstream(Streams()) as upstream, working(tmp_path, upstream.url) as gate:
+        await until(lambda: gate.pids()[0] != again)
         pids = [*gate.pids(), gate.hub()]
         directory = meeting_of(gate.hub())
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
@@ -135,3 +146,219 @@ def test_auto_is_a_worker_for_each_core_that_may_be_used(
     path = config_file(tmp_path, "http://127.0.0.1:1", workers="auto")
     assert load_config(path).workers == load_config(path, Overrides(workers="auto")).workers == expected
     assert load_config(config_file(tmp_path, "sim:demo", workers="auto")).workers == 1, "an engine is in one process"
+
+
+# --- several workers are one gateway, whatever worker a connection comes to ---
+
+
+CHAT = "/v1/chat/completions"
+OUTPUT_TOKENS = 5
+ENGINE = replace(SMALL, base_s=2e-2)
+"""Slow enough that it is short of slots, not this process of time."""
+CONNECTIONS_MAX = 200
+"""To find one that the kernel gives to a certain worker."""
+
+
+class Gate(Workers):
+    """A running gateway with its workers, and connections to each of them."""
+
+    def __init__(
+        self, command: Running, http: aiohttp.ClientSession, url: str, admin: str, stack: AsyncExitStack
+    ) -> None:
+        super().__init__(command, http, url, admin, key="")
+        self.workers: list[str] = []
+        """The beginning of the ids of each worker's requests: it names the process."""
+        self._stack = stack
+
+    async def connection(self, worker: str | None = None) -> tuple[aiohttp.ClientSession, str]:
+        """A connection that stays, to this worker; else to any. And which it is."""
+        for _ in range(CONNECTIONS_MAX):
+            connector = aiohttp.TCPConnector(limit=1)
+            session = await self._stack.enter_async_context(aiohttp.ClientSession(self.url, connector=connector))
+            got = await self.request(session, "probe", max_tokens=1)
+            assert got.status == 200
+            found = got.headers["x-request-id"][:16]
+            if worker in (None, found):
+                return session, found
+            await session.close()
+        raise AssertionError(f"no connection of {CONNECTIONS_MAX} came to {worker}")
+
+    async def request(self, session: aiohttp.ClientSession, tenant: str, **fields: Any) -> Answer:
+        headers = {"authorization": f"Bearer key-of-{tenant}"}
+        async with session.post(CHAT, json=chat(tenant, ignore_eos=True, **fields), headers=headers) as response:
+            return await Answer.of(response)
+
+    async def flood(self, tenant: str, worker: str, clients: int) -> Flood:
+        """Let so many clients flood one worker, each on a connection of its own."""
+        sessions = [(await self.connection(worker))[0] for _ in range(clients)]
+        return Flood(tenant, [partial(self.request, each, tenant, max_tokens=OUTPUT_TOKENS) for each in sessions])
+
+    async def find_workers(self) -> None:
+        """Both of them, as they are now."""
+        self.workers = []
+        while len(self.workers) < WORKERS:
+            session, worker = await self.connection()
+            await session.close()
+            if worker not in self.workers:
+                self.workers.append(worker)
+
+    async def see(self, path: str, method: str = "GET") -> Any:
+        """What the admin listener answers."""
+        async with self.http.request(method, self.admin + path) as response:
+            text = await response.text()
+            assert response.status == 200, text
+            return json.loads(text) if response.content_type == "application/json" else text
+
+    async def is_shared(self) -> bool:
+        async with self.http.get(self.admin + "/ready") as response:
+            return dict(await response.json()).get("state") == "shared"
+
+
+async def is_full(gate: Gate) -> bool:
+    """Do the workers together use the engine?"""
+    [pool] = (await gate.see("/state"))["pools"]
+    return bool(pool["backends"][0]["running_sequences"] >= ENGINE.max_num_seqs - 1)
+
+
+@asynccontextmanager
+async def gate_of(directory: Path, engine: Simulated, **fields: Any) -> AsyncIterator[Gate]:
+    """The number of slots is configured: all workers together keep to it."""
+    pools = [{"name": "pool", "backends": [{"url": engine.url, "max_num_seqs": ENGINE.max_num_seqs}]}]
+    quotas = fields.pop("quotas", {})
+    named = [each | {"quota": quotas.get(each["name"])} for each in tenants(heavy=4, light=1, probe=1)]
+    config = config_file(
+        directory,
+        engine.url,
+        workers=WORKERS,
+        pools=pools,
+        policy=fields.pop("policy", "vtc"),
+        tenants=named,
+        access_log="off",
+        drain_s=1,
+        **fields,
+    )
+    async with running("serve", "-c", config) as command, AsyncExitStack() as stack:
+        found = await command.says(r"serving on (http://\S+) with 2 workers, admin on (http://\S+) for all of them")
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        gate = Gate(command, http, found[1], found[2], stack)
+        await until(lambda: len(gate.pids()) == WORKERS)
+        await gate.find_workers()
+        yield gate
+        assert "Traceback" not in command.said, command.said
+
+
+async def test_floods_at_different_workers_are_served_by_weight(tmp_path: Path) -> None:
+    async with simulated(ENGINE) as engine, gate_of(tmp_path, engine) as gate:
+        heavy, light = await gate.flood("heavy", gate.workers[0], 12), await gate.flood("light", gate.workers[1], 12)
+        ratio = await ratio_of(heavy, light, warm=50, more=250)
+        await asyncio.gather(heavy.end(), light.end())
+        assert 2 < ratio < 8, "4, but that this process may be short of time"
+        await until(engine.is_idle)
+
+
+async def test_one_worker_may_use_the_whole_engine_and_all_answers_are_of_all_workers(tmp_path: Path) -> None:
+    async with simulated(ENGINE) as engine, gate_of(tmp_path, engine) as gate:
+        ours, others = gate.workers
+        heavy, light = await gate.flood("heavy", ours, 12), await gate.flood("light", ours, 12)
+        await eventually(lambda: is_full(gate))
+        [pool] = (await gate.see("/state"))["pools"]
+        assert pool["queued_requests"] == sum(one["queued_requests"] for one in pool["tenants"]) > 0
+        assert pool["limited_by_is"].startswith(f"{pool['queued_requests']} requests ")
+        await answered(heavy, light, more=200)
+        [served] = (await gate.see("/state"))["pools"]
+        shares = {one["tenant"]: one["share_received"] for one in served["tenants"]}
+        assert shares["heavy"] > shares["light"]
+        sessions = [(await gate.connection(each))[0] for each in (others, ours)]
+        for session in sessions:
+            async with session.get("/fairgate/me", headers={"authorization": "Bearer key-of-heavy"}) as response:
+                [own] = (await response.json())["pools"]
+            assert own["interactive"]["queued_requests"] + own["interactive"]["running_requests"] > 0
+        asked = [await gate.request(session, "probe", max_tokens=1) for session in sessions]
+        ids = [each.headers["x-request-id"] for each in asked]
+        assert {each[:16] for each in ids} == set(gate.workers)
+        for each in ids:
+            assert (await gate.see(f"/explain/{each}"))["state"] == "dispatched"
+        code, out, said = await run("top", "--admin", gate.admin)
+        assert (code, said) == (0, "")
+        assert re.search(r"^heavy +4 ", out, re.M)
+        await asyncio.gather(heavy.end(), light.end())
+        [name] = [one["backend"] for one in (await gate.see("/state"))["pools"][0]["backends"]]
+        drained = await gate.see(f"/drain/{name}", "POST")
+        assert (drained["drained"], drained["running"], "no backend" in drained["warning"]) == (True, 0, True)
+        assert (await gate.see(f"/resume/{name}", "POST"))["in_service"]
+        page = await gate.see("/metrics")
+        ended = re.findall(r'^fairgate_requests_total\{.*tenant="(\w+)"\} (\d+)\.0$', page, re.M)
+        assert dict(ended)["heavy"] == str(heavy.answers)
+        assert "fairgate_workers 2.0" in page
+        assert re.search(r"^fairgate_backend_slots\{.*\} 8\.0$", page, re.M), "which both see of one engine"
+
+
+async def test_a_limit_is_exact_over_workers(tmp_path: Path) -> None:
+    async with simulated(time_scale=0) as engine:
+        async with gate_of(tmp_path, engine, quotas={"light": {"requests_per_day": 40}}) as gate:
+            sessions = [(await gate.connection(worker))[0] for worker in gate.workers for _ in range(4)]
+
+            async def admitted() -> int:
+                found = await asyncio.gather(*(gate.request(session, "light", max_tokens=1) for session in sessions))
+                assert {each.status for each in found} <= {200, 429}
+                return [each.status for each in found].count(200)
+
+            served = 0
+            while served < 40:  # what one worker has reserved for a moment, the other one is refused meanwhile
+                served += await admitted()
+            assert (served, [await admitted() for _ in range(3)]) == (40, [0, 0, 0])
+
+
+async def test_the_hub_may_die_and_workers_go_on(tmp_path: Path) -> None:
+    async with simulated(ENGINE) as engine, gate_of(tmp_path, engine) as gate:
+        floods = [await gate.flood(name, gate.workers[at], 6) for at, name in enumerate(("heavy", "light"))]
+        await answered(*floods, more=50)
+        assert await gate.is_shared()
+        hub = gate.hub()
+        os.kill(hub, signal.SIGSTOP)  # as good as gone, and not started again
+        await gate.command.says("state is not shared, this worker goes on with what it knows: the hub has not answered")
+        await answered(*floods, more=50)
+        os.kill(hub, signal.SIGKILL)
+        await gate.command.says(r"the hub was ended by signal 9; started again in 0\.1 s")
+        await eventually(gate.is_shared)  # who asks meanwhile waits for the next hub
+        await answered(*floods, more=50)
+        await asyncio.gather(*(flood.end() for flood in floods))
+
+
+async def test_what_a_dead_worker_had_is_the_others(tmp_path: Path) -> None:
+    async with simulated(ENGINE) as engine, gate_of(tmp_path, engine) as gate:
+        floods = [await gate.flood("heavy", worker, 12) for worker in gate.workers]
+        await answered(*floods, more=50)
+        before = gate.pids()[0]
+        os.kill(before, signal.SIGKILL)
+        await until(lambda: any(len(flood.faults) == 12 for flood in floods))
+        await until(lambda: gate.pids()[0] != before)
+        dead, lives = sorted(floods, key=lambda flood: -len(flood.faults))
+        await answered(lives, more=100)
+        await eventually(lambda: is_full(gate))
+        await asyncio.gather(lives.end(), dead.stop())
+        await eventually(gate.is_shared)
+        await gate.find_workers()
+        await until(engine.is_idle)
+
+
+async def test_with_a_redis_any_worker_answers_for_all(tmp_path: Path) -> None:
+    async with (
+        RedisServer() as redis,
+        simulated(ENGINE) as engine,
+        gate_of(tmp_path, engine, state=redis.url) as gate,
+    ):
+        heavy, light = await gate.flood("heavy", gate.workers[0], 12), await gate.flood("light", gate.workers[1], 12)
+        await answered(heavy, light, more=100)
+
+        async def shows_both() -> bool:
+            [pool] = (await gate.see("/state"))["pools"]
+            at = {one["gateway"].partition(" ")[2]: one["queued_requests"] for one in pool["gateways"]}
+            return at.keys() == {"worker 0", "worker 1"} and all(at.values())
+
+        await eventually(shows_both)
+        [served] = (await gate.see("/state"))["pools"]
+        ended = sum(one["ended_requests"]["completed"] for one in served["tenants"] if one["tenant"] != "probe")
+        answers = heavy.answers + light.answers
+        await asyncio.gather(heavy.end(), light.end())
+        assert 0 < ended <= answers + 24, "each end counts once; what was under way may not have been read"

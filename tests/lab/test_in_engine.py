@@ -1,4 +1,4 @@
-"""The engine loop of the papers, its step times and memory check; simple windows before a vLLM; impossible requests."""
+"""The engine loop of the papers and its baselines; simple windows before a vLLM; impossible requests."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import profile
 from lab.lab_driver import simulate
 from lab.vtc.in_engine import A10G_LLAMA2_7B, serve_in_engine
+from lab.vtc.unfair_orders import WINDOW_S, Rpm
 from lab.vtc.windows import in_flight, serve_with_rule, starts_now, waiting
 from lab.vtc.workload import overload
 from policies.admission.engine import AdmissionEngine
 from policies.admission.policy import Policy
 from policies.orders.fcfs import Fcfs
+from policies.orders.order import Selection
 from policies.orders.policy_entries import POLICIES
 from policies.orders.vtc import Vtc
-from policies.request import Flow
+from policies.request import CALM, Flow, Limit, Refusal, Refused
 from simulation.run import IMPOSSIBLE, Arrival, Record
-from tests.policies.making import policy_with
+from tests.policies.making import Room, make_request, policy_with
 
 LOOP = A10G_LLAMA2_7B
 
@@ -143,3 +145,54 @@ def test_impossible_requests_are_refused_before_an_engine_too() -> None:
     for run in (ruled, driven):
         assert [record.outcome for record in run.records.values()] == [IMPOSSIBLE, "completed"]
     assert (engine.queued, engine.dispatched) == (0, 0)
+
+
+# --- requests per minute: a sliding window per tenant, and arrival order behind it ---
+
+
+def arrives(policy: Policy, tenant: str, now: float) -> Refused | None:
+    """As the engine does it: what is not refused is queued."""
+    request = make_request(tenant, arrived_s=now)
+    refused = policy.order.refusal(request, now, CALM)
+    if refused is None:
+        policy.push(request, now)
+    return refused
+
+
+@pytest.mark.interpreted_only("extends a policy")
+@settings(max_examples=200)
+@given(
+    limit=st.integers(1, 5),
+    arrivals=st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 40, allow_subnormal=False)), max_size=60),
+)
+def test_admits_what_fits_in_any_sixty_seconds_and_nothing_more(limit: int, arrivals: list[tuple[str, float]]) -> None:
+    policy, now = Policy(Rpm(limit)), 0.0
+    admitted: dict[str, list[float]] = {"a": [], "b": []}
+    for tenant, pause_s in arrivals:
+        now += pause_s
+        in_window = [then for then in admitted[tenant] if then + WINDOW_S > now]
+        refused = arrives(policy, tenant, now)
+        assert (refused is not None) == (len(in_window) >= limit)
+        if refused is None:
+            admitted[tenant].append(now)
+        else:
+            opens_in_s = in_window[0] + WINDOW_S - now
+            assert refused == Refused(
+                Refusal.RATE_LIMITED,
+                refused.retry_after_s,
+                Limit("requests", limit, 0, refused.retry_after_s, WINDOW_S),
+            )
+            assert refused.retry_after_s == pytest.approx(opens_in_s)
+            returns = policy.order.refusal(make_request(tenant), now + refused.retry_after_s, CALM)
+            assert returns is None, "whoever comes back when told is admitted, and a refusal is not counted"
+
+
+@pytest.mark.interpreted_only("extends a policy")
+def test_what_a_backend_sent_back_is_not_counted_again() -> None:
+    policy = Policy(Rpm(2))
+    arrives(policy, "a", 0.0)
+    selection = policy.pop(1.0, Room())
+    assert isinstance(selection, Selection)
+    policy.push(selection.request, 2.0, front=True)
+    assert arrives(policy, "a", 3.0) is None
+    assert arrives(policy, "a", 4.0) is not None

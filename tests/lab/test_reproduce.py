@@ -1,9 +1,10 @@
-"""The papers' experiments as regression tests, and the command that shows them."""
+"""The papers' experiments as regression tests, and the command and charts that show them."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,7 +14,7 @@ from click.testing import CliRunner, Result
 from lab.all_experiments import EXPERIMENTS
 from lab.command import reproduce
 from lab.experiment import Findings, Inputs, Verdict, holds, shown, within
-from lab.plots import Series, chart
+from lab.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Series, chart
 from lab.reproduce import write_docs
 from lab.reproduction import LONG, as_csv, as_markdown, as_text, summary
 from lab.vtc import figures, paper_tables
@@ -160,20 +161,14 @@ def test_an_unknown_experiment_lists_those_there_are() -> None:
     assert all(name in result.output for name in ("metrics FILE.csv", *EXPERIMENTS))
 
 
-def test_a_missing_trace_is_said_and_the_rest_runs(tmp_path: Path) -> None:
-    result = command("rpm", "fig9", "--traces", str(tmp_path), "--processes", "1")
-    assert result.exit_code == 2
-    assert "rpm: skipped" in result.output
-    assert "vtc_arena27_10min.csv.gz is not there" in result.output
-    assert "fig9: VTC, figure 9" in result.output
-
-
-def test_all_that_was_skipped_is_said_by_several_processes(tmp_path: Path) -> None:
-    result = command("rpm", "table2", "--traces", str(tmp_path), "--processes", "2")
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_each_experiment_without_its_trace_is_said_and_the_rest_runs(tmp_path: Path, processes: str) -> None:
+    result = command("rpm", "fig9", "table2", "--traces", str(tmp_path), "--processes", processes)
     assert result.exit_code == 2
     said = f"{tmp_path / 'vtc_arena27_10min.csv.gz'} is not there: name the directory of the traces with --traces\n"
     assert f"rpm: skipped: {said}" in result.output
     assert f"table2: skipped: {said}" in result.output
+    assert "fig9: VTC, figure 9" in result.output
 
 
 # --- measures of recorded runs ---
@@ -227,25 +222,19 @@ def test_bad_tables_are_refused_with_their_place(tmp_path: Path, lines: list[str
     assert place in result.output
 
 
-def test_a_truncated_gzip_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "runs.csv.gz"
-    path.write_bytes(gzip.compress(("\n".join([HEADER, *[GOOD] * 5000])).encode())[:-40])
-    result = command("metrics", str(path))
-    assert result.exit_code == 2
-    assert "cut off" in result.output
-
-
-def test_faulty_metadata_is_refused(tmp_path: Path) -> None:
-    path = recorded(tmp_path, GOOD)
-    (tmp_path / "runs.meta.json").write_text('[{"run": 1, "total_time_s": 0}]')
-    result = command("metrics", str(path))
-    assert result.exit_code == 2
-    assert "runs.meta.json" in result.output
-
-
 @pytest.mark.parametrize("args", [("metrics",), ("metrics", "a.csv", "b.csv"), ("metrics", "/does/not/exist.csv")])
 def test_metrics_wants_one_file_that_is_there(args: tuple[str, ...]) -> None:
     assert command(*args).exit_code == 2
+
+
+def test_metrics_wants_a_whole_file_and_metadata_that_can_be(tmp_path: Path) -> None:
+    cut = tmp_path / "runs.csv.gz"
+    cut.write_bytes(gzip.compress(("\n".join([HEADER, *[GOOD] * 5000])).encode())[:-40])
+    whole = recorded(tmp_path, GOOD)
+    (tmp_path / "runs.meta.json").write_text('[{"run": 1, "total_time_s": 0}]')
+    for path, said in ((cut, "cut off"), (whole, "runs.meta.json")):
+        result = command("metrics", str(path))
+        assert (result.exit_code, said in result.output) == (2, True)
 
 
 # --- the gateway ---
@@ -259,3 +248,25 @@ def test_the_gateway_is_nearly_as_fair_as_a_scheduler_in_the_engine() -> None:
     point = production(arena(Inputs(TRACES)), profile("a10g-llama2-7b"))
     assert point.gap < 1.1 * 252, "arrival order has 440"
     assert point.tokens_per_s > 0.98 * 764
+
+
+# --- charts ---
+
+
+def drawn(svg: str) -> list[list[tuple[float, float]]]:
+    """The points of each line, in pixels."""
+    paths = [path for path in re.findall(r'<path d="M([^"]*)"[^>]* stroke-width="1.8"', svg) if "h" not in path]
+    return [[(float(x), float(y)) for x, y in (pair.split() for pair in path.split("L"))] for path in paths]
+
+
+@pytest.mark.parametrize("last", [(59.2, 7.0), (0.31, 108_000.0), (1.0, 1.0), (81.0, 0.013)])
+def test_axes_end_with_the_data(last: tuple[float, float]) -> None:
+    svg = chart([Series("one", [(0.0, 0.0), last])], "title", "x", "y")
+    assert drawn(svg) == [[(LEFT, HEIGHT - BOTTOM), (WIDTH - RIGHT, TOP)]]
+    ticks = [text for text in ElementTree.fromstring(svg).iter() if text.attrib.get("text-anchor") == "end"]
+    assert 3 <= len(ticks) <= 9, "it can still be read"
+
+
+def test_charts_that_are_to_be_compared_have_the_same_axes() -> None:
+    svg = chart([Series("one", [(0.0, 0.0), (30.0, 5.0)])], "title", "x", "y", x_to=60.0, y_to=10.0)
+    assert drawn(svg)[0][1] == (LEFT + (WIDTH - RIGHT - LEFT) / 2, TOP + (HEIGHT - BOTTOM - TOP) / 2)

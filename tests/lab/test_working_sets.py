@@ -1,12 +1,14 @@
-"""Agents whose contexts overfill the KV cache: what is won by starts that wait, and who pays for it?"""
+"""Agents whose contexts overfill the KV cache, and engines under pressure: what is won, and who pays for it?"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from bench.working_sets import FLOOD, LARGE, SMALL, Found, Row, run
+from lab.pressure import CASES, Direct, gateway, press
 
 SECONDS = 350.0
 SHORT_S = 250.0
@@ -64,3 +66,25 @@ def test_where_engines_report_their_steps_no_answer_need_be_streamed() -> None:
     row = Row("", LARGE, 120_000, 2, streams=False)
     with_it, without = (run(row, 1, SHORT_S, holds=holds, steps=True).calls for holds in (True, False))
     assert with_it > 1.2 * without
+
+
+# --- an engine is kept as full as without a gateway, and nobody waits inside it ---
+
+
+@pytest.mark.interpreted_only("the experiment extends what is compiled")
+def test_on_steps_a_flood_fills_the_engine_without_preemptions() -> None:
+    case = replace(CASES["flood of 64, answers of 200"], window_s=5.0)
+    direct, ours = press(case, Direct()), press(case, gateway(case), steps=True)
+    assert ours.fill >= 0.96 * direct.fill
+    assert ours.tokens_per_s >= direct.tokens_per_s
+    assert ours.preemptions <= 0.02 * direct.preemptions
+    assert ours.waiting_max <= 2
+    assert ours.light_p50_s < 0.01 * direct.light_p50_s
+
+
+@pytest.mark.interpreted_only("the experiment extends what is compiled")
+def test_of_few_slots_a_light_tenant_waits_for_the_next_that_is_free() -> None:
+    case = replace(CASES["6 slots, not configured"], window_s=8.0)
+    direct, ours = press(case, Direct()), press(case, gateway(case), steps=True)
+    assert ours.light_p50_s <= 0.02 * direct.light_p50_s
+    assert ours.tokens_per_s >= 0.97 * direct.tokens_per_s

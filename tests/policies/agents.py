@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
+from policies.capacity.working_set import WorkingSet
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Request, ServiceTokens
-from tests.policies.making import dispatched, make_request
+from policies.tree.pool_tree import PoolTree
+from tests.policies.making import dispatched, make_request, pool_of
 
 K = 10_000
 HOLD_S = 5.0
@@ -43,12 +46,19 @@ def teach(engine: AdmissionEngine, tenants: Sequence[str] = "abc") -> None:
                 kind.return_rate.learn(1.0)
 
 
+def working_set(tree: PoolTree, batch_share: float = 0.0) -> WorkingSet:
+    """The working set of `K` tokens of a pool without engines."""
+    found = WorkingSet(tree)
+    found.capacity_tokens, found.hold_s, found.first_start = K, HOLD_S, lambda: None
+    found.batch_share = batch_share
+    return found
+
+
 class Pool:
     """An engine of `K` tokens of KV with slots for everything, of which the rate of prefill is known."""
 
     def __init__(self, *, policy: str = "fairserve", limits: QueueLimits | None = None, **settings: Any) -> None:
-        self.engine = AdmissionEngine(named_policy(policy, **settings), limits=limits)
-        self.engine.add_backend("one", max_num_seqs=64)
+        self.engine = pool_of("one", policy=named_policy(policy, **settings), slots=64, limits=limits)
         self.set = self.engine.working_set
         self.now = 0.0
         teach(self.engine)
@@ -59,24 +69,23 @@ class Pool:
         return dispatched(self.engine.backend_changed("one", gauges, self.now))
 
     def asks(self, request: Request) -> list[str]:
-        decisions = self.engine.arrived(request, self.now)
+        return self._started(self.engine.arrived(request, self.now))
+
+    def answers(self, request: Request, *, output: int = 10) -> list[str]:
+        service = ServiceTokens(request.prompt_tokens, output)
+        return self._started(self.engine.finished(request.id, service, self.now))
+
+    def _started(self, decisions: Sequence[Decision]) -> list[str]:
+        """The requests that start by these decisions, and by the first token of each that does."""
         started = dispatched(decisions)
         for id in started:
             started += dispatched(self.engine.progressed(id, 1, self.now))
         return started
 
-    def answers(self, request: Request, *, output: int = 10) -> list[str]:
-        started = dispatched(self.engine.finished(request.id, ServiceTokens(request.prompt_tokens, output), self.now))
-        for id in started:
-            started += dispatched(self.engine.progressed(id, 1, self.now))
-        return started
-
-    def answers_alone(self, prompt: int) -> None:
-        """A call of an interaction that ends with it."""
-        one = call("a", f"alone-{self.now}", prompt, ends=True)
-        self.now += 1.0
-        assert self.asks(one) == [one.id]
-        assert self.answers(one) == []
+    def serves(self, request: Request, *, output: int = 10) -> list[str]:
+        """A call that starts at once, and its answer."""
+        assert self.asks(request) == [request.id]
+        return self.answers(request, output=output)
 
     def after(self, seconds: float) -> list[str]:
         self.now += seconds
@@ -88,9 +97,7 @@ def full(pool: Pool, *, tenant: str = "a") -> Request:
     first one is under way.
     """
     for number in (0, 2, 1):
-        one = call(tenant, f"{tenant}{number}", 3000)
-        assert pool.asks(one) == [one.id]
-        pool.answers(one, output=0)
+        pool.serves(call(tenant, f"{tenant}{number}", 3000), output=0)
         pool.now += 0.001
     under_way = call(tenant, f"{tenant}0", 3000, serial=1)
     assert pool.asks(under_way) == [under_way.id]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -20,6 +21,7 @@ BLOCK = 10
 """Tokens."""
 KEEPS_ALL = 1_000_000
 """Blocks of a cache that drops nothing."""
+_serial = count()
 
 
 def local(name: str, window: float, **settings: Any) -> Policy:
@@ -34,6 +36,16 @@ def local(name: str, window: float, **settings: Any) -> Policy:
 def document(name: int, blocks: int) -> tuple[int, ...]:
     """Block hashes of a text that begins like no other."""
     return tuple(hash((name, block)) for block in range(blocks))
+
+
+def ask(
+    policy: Policy, text: tuple[int, ...], tenant: str = "a", *, prompt: int | None = None, **fields: Any
+) -> Request:
+    """Queue a question of one block about a text."""
+    prefix = (*text, hash(("question", next(_serial))))
+    request = make_request(tenant, prefix=prefix, prompt=BLOCK * len(prefix) if prompt is None else prompt, **fields)
+    policy.push(request, 0.0)
+    return request
 
 
 @dataclass(frozen=True)

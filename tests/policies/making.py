@@ -11,7 +11,8 @@ from itertools import count
 from types import FrameType
 from typing import Any
 
-from policies.admission.decisions import Decision, Dispatch
+from policies.admission.decisions import Decision, Dispatch, Reject
+from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked, Obstacle
@@ -20,9 +21,10 @@ from policies.capacity.slots import Slots
 from policies.orders.policy_entries import POLICIES
 from policies.placements.placement import EngineLoad
 from policies.placements.placement_entries import PLACEMENTS
+from policies.placements.prefix_index import PrefixIndex
 from policies.queue.bounds import QueueLimits
 from policies.queue.expected_wait import Expected
-from policies.request import NO_CLAIM, Claim, Flow, Progress, Request
+from policies.request import NO_CLAIM, Claim, Flow, Progress, Refusal, Request
 
 LIMITS = QueueLimits(
     queue_requests_max=8, queue_bytes_max=400, queue_wait_s_max=2.0, attempts_max=3, queue_wait_s_max_inside=4.0
@@ -76,13 +78,24 @@ def make_request(
     )
 
 
-def policy_with(name: str, *, flows_max: int = 100_000, **settings: Any) -> Policy:
+def policy_with(name: str, *, flows_max: int = 100_000, prefixes: PrefixIndex | None = None, **settings: Any) -> Policy:
     """The policy of this name with those of the settings that it has."""
     entry = POLICIES[name]
     of_placement = PLACEMENTS[entry.placement].params if entry.placement is not None else None
     structs = [struct for struct in (entry.params, of_placement) if struct is not None]
     known = {field.name for struct in structs for field in fields(struct)}
-    return named_policy(name, flows_max=flows_max, **{one: value for one, value in settings.items() if one in known})
+    settings = {one: value for one, value in settings.items() if one in known}
+    return named_policy(name, flows_max=flows_max, prefixes=prefixes, **settings)
+
+
+def pool_of(
+    *engines: str, policy: str | Policy = "vtc", slots: int | None = 2, healthy: bool = True, **parts: Any
+) -> AdmissionEngine:
+    """A pool before these engines, each with as many slots. `parts`: of the admission engine, such as its limits."""
+    pool = AdmissionEngine(named_policy(policy) if isinstance(policy, str) else policy, **parts)
+    for name in engines:
+        pool.add_backend(name, max_num_seqs=slots, healthy=healthy)
+    return pool
 
 
 class Load:
@@ -167,16 +180,33 @@ class Engines(Room):
         return dict(self.running)
 
 
+class SilentGateways:
+    """Other gateways that must be asked about the requests of a tenant, or of all (""), and do not answer."""
+
+    def __init__(self, tenant: str = "") -> None:
+        self.tenant = tenant
+
+    def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:
+        return self.tenant in ("", request.flow.tenant)
+
+    def ask(self, engine: object, request: Request) -> None: ...
+
+    def let_go(self, request: Request) -> None: ...
+
+
 def dispatched(decisions: Sequence[Decision]) -> list[str]:
     """The requests that these decisions send to a backend."""
     return [decision.id for decision in decisions if isinstance(decision, Dispatch)]
 
 
+def rejected(decisions: Sequence[Decision]) -> list[tuple[str, Refusal]]:
+    """The requests that these decisions refuse, and why."""
+    return [(decision.id, decision.reason) for decision in decisions if isinstance(decision, Reject)]
+
+
 def told_wait(request: Request) -> Expected:
     """The wait that a queued request was told."""
-    assert request.progress.wait is not None
-    found: Expected = request.progress.wait.expected
-    return found
+    return request.progress.wait.expected
 
 
 @contextmanager

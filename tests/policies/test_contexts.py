@@ -9,15 +9,13 @@ from collections.abc import Iterable
 import pytest
 
 from policies.admission.deciding import HistoryLimits
-from policies.admission.engine import AdmissionEngine
-from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.capacity.output_lengths import APPS_MAX
 from policies.contexts import SHARE_MAX, SHARE_MIN, KeptShare, Kind
 from policies.interactions import Interactions, InteractionSettings
 from policies.request import NO_CLAIM, Claim, CorrelationKeys, Interaction, Request, ServiceTokens
 from tests.policies.agents import HOLD_S, K, Pool, call
-from tests.policies.making import dispatched, make_request
+from tests.policies.making import dispatched, make_request, pool_of
 
 IDLE_BYTES = 400
 """What a context takes, with its numbers and what the tables of the last requests grow by: 261."""
@@ -89,8 +87,7 @@ def test_an_app_whose_calls_come_too_late_holds_nothing() -> None:
 def test_an_idle_context_keeps_no_interaction_and_takes_little() -> None:
     """Single questions leave the table of interactions, which is bounded, long before their contexts are forgotten."""
     table = Interactions(InteractionSettings(open_max=10))
-    engine = AdmissionEngine(named_policy("fairserve"), interactions=table, remembered=HistoryLimits(10, 10))
-    engine.add_backend("one", max_num_seqs=64)
+    engine = pool_of("one", policy="fairserve", slots=64, interactions=table, remembered=HistoryLimits(10, 10))
     engine.backend_changed("one", Gauges(0.0, running=0, waiting=0, kv_capacity_tokens=K, kv_usage=0.1), 0.0)
 
     def ask(serial: int) -> None:
@@ -119,27 +116,6 @@ def test_an_idle_context_keeps_no_interaction_and_takes_little() -> None:
     assert kept() <= before
     assert min(taken) < 300 * IDLE_BYTES
     assert len(engine.working_set) == 700
-
-
-def test_the_calls_of_one_interaction_have_a_context_in_each_pool() -> None:
-    pools = [Pool(), Pool()]
-    pools[1].engine.interactions = pools[1].engine.requests.interactions = pools[0].engine.interactions
-    for serial in range(12):
-        one = call("a", "both", 1000, serial=serial)
-        pool = pools[serial % 2]
-        pool.asks(one)
-        assert one.progress.interaction is not None
-        pool.answers(one)
-        assert [len(each.set) for each in pools] == [1, min(serial, 1)], "the next call finds the context of its pool"
-        if serial % 5 == 4:
-            for each in pools:
-                each.set.expire(pool.now + 2 * HOLD_S)
-                assert len(each.set) == 0
-            break
-    again = call("a", "both", 1000, serial=99)
-    pools[0].asks(again)
-    assert again.progress.interaction is not None
-    assert again.progress.interaction.contexts == (again.progress.context,), "those that are forgotten are let go"
 
 
 def test_kinds_are_forgotten_beyond_a_bound_the_longest_unused_first() -> None:

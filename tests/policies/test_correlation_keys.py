@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,24 +26,24 @@ def call(claim: Claim, user: str = "") -> Request:
 
 
 def question(name: str | None = None, **fields: object) -> Claim:
-    return Claim(name or f"q{next(_serial)}", 1, begins=True)._replace(**fields)  # type: ignore[arg-type]
+    return replace(Claim(name or f"q{next(_serial)}", 1, begins=True), **fields)  # type: ignore[arg-type]
 
 
 def shown(**keys: object) -> Claim:
     """The claim of a call whose question nobody has heard of."""
     claim = question(keys=CorrelationKeys(**keys))  # type: ignore[arg-type]
-    return claim._replace(begins=not claim.keys.strong)
+    return replace(claim, begins=not claim.keys.strong)
 
 
 def serve(
     table: Interactions, claim: Claim, now: float = 0.0, *, awaits_more: bool | None = True,
-    answer_keys: CorrelationKeys | None = None, user: str = "", takes_s: float = 0.0,
+    answer_keys: CorrelationKeys | None = None, user: str = "",
 ) -> Request:  # fmt: skip
     request = call(claim, user)
     table.arrived(request, now)
     table.admitted(request, now)
     request.progress.answer_keys = answer_keys or CorrelationKeys()
-    table.served(request, SOME, now + takes_s, awaits_more)
+    table.served(request, SOME, now, awaits_more)
     return request
 
 
@@ -149,33 +151,24 @@ def test_what_a_client_ended_is_not_gone_on_with() -> None:
 # --- how long it may be silent, and how soon it goes on ---
 
 
-def goes_on(after_s: float, *, awaits_more: bool | None, idle_s: float | None = None) -> bool:
-    """Is an interaction gone on with that was silent for so long?"""
-    table = Interactions(InteractionSettings(idle_s=idle_s))
-    serve(table, question("q"), awaits_more=awaits_more, answer_keys=CorrelationKeys(("id",)))
-    return serve(table, shown(strong=("id",)), after_s).progress.inside
-
-
-def test_silence_is_an_hour_before_a_tools_result_and_else_five_minutes() -> None:
-    assert goes_on(3599.0, awaits_more=True)
-    assert not goes_on(3601.0, awaits_more=True)
-    assert goes_on(299.0, awaits_more=None)
-    assert not goes_on(301.0, awaits_more=None)
-    assert goes_on(59.0, awaits_more=True, idle_s=60.0)
-    assert not goes_on(61.0, awaits_more=True, idle_s=60.0), "a number is a number"
+@pytest.mark.parametrize(
+    ("awaits_more", "idle_s", "silence_s"), [(True, None, 3600.0), (None, None, 300.0), (True, 60.0, 60.0)]
+)
+def test_silence_is_an_hour_before_a_tools_result_and_else_five_minutes_unless_it_is_set(
+    awaits_more: bool | None, idle_s: float | None, silence_s: float
+) -> None:
+    for after_s in (silence_s - 1.0, silence_s + 1.0):
+        table = Interactions(InteractionSettings(idle_s=idle_s))
+        serve(table, question("q"), awaits_more=awaits_more, answer_keys=CorrelationKeys(("id",)))
+        assert serve(table, shown(strong=("id",)), after_s).progress.inside == (after_s < silence_s)
 
 
 def replied(pause_s: float, times: int = 20) -> float:
     """The pace of an app to whose answers something was said after so long."""
     table = Interactions()
     for number in range(times):
-        serve(table, question(session="s"), 1000.0 * number, awaits_more=False)
-        serve(
-            table,
-            question(session="s", keys=CorrelationKeys(weak=("s",))),
-            1000.0 * number + pause_s,
-            awaits_more=False,
-        )
+        for keys, after_s in ((CorrelationKeys(), 0.0), (CorrelationKeys(weak=("s",)), pause_s)):
+            serve(table, question(session="s", keys=keys), 1000.0 * number + after_s, awaits_more=False)
     return table.paces.pace_s("a", "")
 
 
@@ -339,7 +332,6 @@ def test_an_interaction_is_as_old_at_every_gateway() -> None:
     serve(pair.tables[0], question(), answer_keys=CorrelationKeys(("id",)))
     pair.report(0, 100.0)
     found = pair.arrives(1, shown(strong=("id",)), 150.0).progress.interaction
-    assert found is not None
     assert found.began_s == 0.0
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from policies.app_paces import PACE_S_MAX, Median
 from policies.interactions import Interactions, InteractionSettings
-from policies.request import Claim, CorrelationKeys, Flow, Interaction, Key, Request, ServiceTokens
+from policies.request import Claim, CorrelationKeys, Interaction, Key, Request, ServiceTokens
 from tests.policies.making import make_request
 
 SOME = ServiceTokens(10, 5)
@@ -38,21 +38,48 @@ def serve(
     return request
 
 
-def test_calls_with_one_id_are_stages_of_one_interaction() -> None:
-    table = Interactions()
-    calls = [serve(table, call()) for _ in range(3)]
-    assert [one.progress.stage for one in calls] == [1, 2, 3]
-    assert [one.progress.inside for one in calls] == [False, True, True]
-    assert len(table) == 1
+PROMPTS = [Claim(extends=extends) for extends in ((1, 2, 3), (1, 2, 3, 4, 5), (1, 2, 3, 4, 5, 6), (1, 2, 3, 9))]
+SAME = Claim("i")
+LATER = InteractionSettings(idle_s=10.0)
 
 
-@pytest.mark.parametrize("other", [Flow("b"), Flow("a", "x"), Flow("a", "", "u")])
-def test_nobody_joins_the_interaction_of_another_flow(other: Flow) -> None:
-    table = Interactions()
-    serve(table, call("secret"))
-    forged = serve(table, call(Claim("secret", 7, begins=False), other.tenant, app=other.app, user=other.user))
-    assert (forged.progress.stage, forged.progress.inside) == (1, False)
-    assert len(table) == 2
+@pytest.mark.parametrize(
+    ("settings", "calls", "last", "stages", "inside", "is_open"),
+    [
+        pytest.param(None, [(SAME, 0.0)] * 3, {}, [1, 2, 3], [0, 1, 1], 1, id="calls with one id are stages of one"),
+        *[
+            pytest.param(
+                None, [(SAME, 0.0), (Claim("i", 7, begins=False), 0.0)], flow, [1, 1], [0, 0], 2,
+                id=f"nobody joins that of another flow: {flow}",
+            )
+            for flow in ({"tenant": "b"}, {"app": "x"}, {"user": "u"})
+        ],
+        pytest.param(LATER, [(SAME, now) for now in (0.0, 10.0, 20.1)], {}, [1, 2, 1], [0, 1, 0], 1, id="silence"),
+        pytest.param(
+            None, [(claim, 0.0) for claim in PROMPTS], {}, [1, 2, 3, 1], [0, 1, 1, 0], 2,
+            id="a prompt goes on with the one that it extends, if that is an end",
+        ),
+        pytest.param(None, [(claim, 0.0) for claim in PROMPTS[:2]], {"user": "u"}, [1, 1], [0, 0], 2, id="of its flow"),
+        *[
+            pytest.param(
+                InteractionSettings(**cap), [(SAME, now) for now in (0.0, 1.0, 2.0, 3.0, 4.0)], {}, [1, 2, 3, 4, 5],
+                [0, 1, 1, 0, 0], 1, id=f"beyond {cap} it loses its immunity, not its life",
+            )
+            for cap in ({"calls_max": 3}, {"tokens_max": 45}, {"lifetime_s_max": 3.0})
+        ],
+    ],
+)  # fmt: skip
+def test_who_goes_on_with_which(
+    settings: InteractionSettings | None, calls: list[tuple[Claim, float]], last: dict[str, str], stages: list[int],
+    inside: list[int], is_open: int,
+) -> None:  # fmt: skip
+    """`last`: the flow of the last of these calls."""
+    table = Interactions(settings)
+    found = [serve(table, call(claim), now) for claim, now in calls[:-1]]
+    found.append(serve(table, call(calls[-1][0], **last), calls[-1][1]))
+    assert [one.progress.stage for one in found] == stages
+    assert [one.progress.inside for one in found] == inside
+    assert len(table) == is_open
 
 
 def test_what_was_never_admitted_opens_nothing() -> None:
@@ -114,13 +141,6 @@ def test_a_stage_is_believed_only_downwards() -> None:
     assert admit(table, call(Claim("i", -2))).progress.stage == 4
 
 
-def test_silence_ends_it() -> None:
-    table = Interactions(InteractionSettings(idle_s=10.0))
-    serve(table, call(), 0.0)
-    assert serve(table, call(), 10.0).progress.inside
-    assert not serve(table, call(), 20.1).progress.inside
-
-
 def test_a_call_under_way_is_not_silence() -> None:
     table = Interactions(InteractionSettings(idle_s=10.0))
     admit(table, call(), 0.0)
@@ -146,42 +166,6 @@ def test_a_clock_that_is_set_back_loses_no_interaction_and_keeps_none_for_ever()
     assert not serve(table, call("left"), 75.0).progress.inside
 
 
-# --- raw prompts ---
-
-
-def test_a_prompt_that_extends_an_earlier_one_goes_on_with_it() -> None:
-    table = Interactions()
-    serve(table, call(Claim(extends=(1, 2, 3))))
-    second = serve(table, call(Claim(extends=(1, 2, 3, 4, 5))))
-    assert (second.progress.stage, second.progress.inside) == (2, True)
-    assert serve(table, call(Claim(extends=(1, 2, 3, 4, 5, 6)))).progress.stage == 3
-    assert serve(table, call(Claim(extends=(1, 2, 3, 9)))).progress.stage == 1, (
-        "another branch of what is no longer the end"
-    )
-    assert len(table) == 2
-
-
-def test_a_prompt_of_another_flow_is_not_extended() -> None:
-    table = Interactions()
-    serve(table, call(Claim(extends=(1, 2, 3))))
-    assert serve(table, call(Claim(extends=(1, 2, 3, 4)), user="u")).progress.stage == 1
-
-
-# --- caps ---
-
-
-@pytest.mark.parametrize(
-    "caps",
-    [InteractionSettings(calls_max=3), InteractionSettings(tokens_max=45), InteractionSettings(lifetime_s_max=3.0)],
-)
-def test_beyond_its_caps_it_loses_its_immunity_not_its_life(caps: InteractionSettings) -> None:
-    table = Interactions(caps)
-    calls = [serve(table, call(), float(number)) for number in range(5)]
-    assert [one.progress.inside for one in calls] == [False, True, True, False, False]
-    assert [one.progress.stage for one in calls] == [1, 2, 3, 4, 5]
-    assert len(table) == 1
-
-
 def test_a_median_follows_and_no_single_value_moves_it_far() -> None:
     rng = random.Random(5)
     median = Median()
@@ -196,34 +180,28 @@ def test_a_median_follows_and_no_single_value_moves_it_far() -> None:
 @pytest.mark.parametrize("wrong", [{"idle_s": 0}, {"calls_max": -1}, {"tokens_max": 0}])
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        InteractionSettings(**wrong)  # type: ignore[arg-type]
+        InteractionSettings(**wrong)
 
 
 # --- what was wasted ---
 
 
-def test_what_was_spent_before_a_cut_is_wasted_once() -> None:
-    table = Interactions()
-    serve(table, call())
-    serve(table, call())
-    for _ in range(2):
-        refused = call()
-        table.arrived(refused, 0.0)
-        table.cut(refused)
-    assert table.wasted_tokens == 30
-    serve(table, call())
+def cut(table: Interactions) -> int:
+    """What is wasted once the next call is refused."""
     refused = call()
     table.arrived(refused, 0.0)
     table.cut(refused)
-    assert table.wasted_tokens == 45
+    return table.wasted_tokens
 
 
-def test_a_refused_start_wastes_nothing() -> None:
+def test_what_was_spent_before_a_cut_is_wasted_once_and_a_refused_start_wastes_nothing() -> None:
     table = Interactions()
-    refused = call()
-    table.arrived(refused, 0.0)
-    table.cut(refused)
-    assert table.wasted_tokens == 0
+    assert cut(table) == 0
+    serve(table, call())
+    serve(table, call())
+    assert [cut(table), cut(table)] == [30, 30]
+    serve(table, call())
+    assert cut(table) == 45
 
 
 # --- bounds ---
@@ -286,7 +264,6 @@ def test_the_books_are_right_after_anything(trace: list[tuple[str, str, str, boo
                 table.broke_off(request, ServiceTokens(0, 0), now)
         opened = [one for one in begun.values() if table.is_open(one.tenant, one.key)]
         assert len(table) == len(opened) <= 3
-        assert repr(table) == f"<Interactions: {len(opened)} open, of {len({one.tenant for one in opened})} tenants>"
         for interaction in opened:
             assert interaction.under_way == sum(request.progress.interaction is interaction for request in under_way)
         for request in under_way:
@@ -306,14 +283,7 @@ def test_what_was_learned_is_restored_and_nothing_else_is_taken_for_it() -> None
     fresh = Interactions()
     fresh.paces.adopt(fresh.paces.read(learned))
     assert fresh.paces.pace_s("a", "agent") == table.paces.pace_s("a", "agent") != fresh.paces.pace_s("a", "")
-    for wrong in (
-        None,
-        {},
-        [["a"]],
-        [["a", "b", float("nan"), 1]],
-        [["a", "b", -1, 1]],
-        [[1, 2, 3, 4]],
-    ):
+    for wrong in (None, {}, [["a"]], [["a", "b", float("nan"), 1]], [["a", "b", -1, 1]], [[1, 2, 3, 4]]):
         with pytest.raises(ValueError, match=r"expected|row 0"):
             fresh.paces.read(wrong)
     assert fresh.paces.snapshot() == learned

@@ -64,47 +64,26 @@ def data_of(stream: bytes) -> list[Any]:
 
 
 async def test_the_openai_client_streams_a_chat(start: Start) -> None:
+    """With its usage, which is not said unasked. `tests/gateway/test_openai_client.py` has the other APIs."""
     _, base = await start()
+    options: Any = {
+        "model": MODEL, "messages": _CHAT["messages"], "max_tokens": 5, "extra_body": {"ignore_eos": True},
+    }  # fmt: skip
     async with openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as client:
-        stream = await client.chat.completions.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": "hello"}],
-            max_tokens=5,
-            stream=True,
-            stream_options={"include_usage": True},
-            extra_body={"ignore_eos": True},
-        )
-        chunks = [chunk async for chunk in stream]
-        whole = await client.chat.completions.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": "hello"}],
-            max_tokens=5,
-            extra_body={"ignore_eos": True},
-        )
+        create = client.chat.completions.create
+        counted = await create(stream=True, stream_options={"include_usage": True}, **options)
+        chunks = [chunk async for chunk in counted]
+        quiet = [chunk async for chunk in await create(stream=True, **options)]
+        whole = await create(**options)
     assert chunks[0].choices[0].delta.role == "assistant"
     deltas = [chunk.choices[0] for chunk in chunks[1:-1]]
     assert len(deltas) == 5, "one token, one chunk"
     assert [choice.finish_reason for choice in deltas] == [None] * 4 + ["length"]
     assert "".join(choice.delta.content or "" for choice in deltas) == whole.choices[0].message.content
     assert chunks[-1].choices == []
-    assert chunks[-1].usage is not None
-    assert whole.usage is not None
     assert chunks[-1].usage.total_tokens == whole.usage.total_tokens == whole.usage.prompt_tokens + 5
-
-
-async def test_the_openai_client_uses_responses_and_embeddings(start: Start) -> None:
-    _, base = await start()
-    async with openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as client:
-        response = await client.responses.create(model=MODEL, input="hello", max_output_tokens=3)
-        stream = await client.responses.create(model=MODEL, input="hello", max_output_tokens=3, stream=True)
-        types = [event.type async for event in stream]
-        vectors = await client.embeddings.create(model=MODEL, input=["a", "b"])
-    assert response.usage is not None
-    assert 1 <= response.usage.output_tokens <= 3
-    assert types[0] == "response.created"
-    assert types[-1] == "response.completed"
-    assert len(vectors.data) == 2
-    assert vectors.usage.prompt_tokens == 2
+    assert len(quiet) == len(chunks) - 1
+    assert all(chunk.usage is None for chunk in quiet)
 
 
 async def test_continuous_usage_counts_every_chunk(start: Start, http: aiohttp.ClientSession) -> None:
@@ -118,13 +97,6 @@ async def test_continuous_usage_counts_every_chunk(start: Start, http: aiohttp.C
         counts = [e["usage"]["completion_tokens"] for e in events[:-2] if e["choices"][0]["index"] == index]
         assert counts == [0, 1, 2, 3, 4]
     assert events[-2]["usage"]["completion_tokens"] == 8
-
-
-async def test_usage_is_not_said_unasked(start: Start, http: aiohttp.ClientSession) -> None:
-    _, base = await start()
-    _, raw = await post(http, f"{base}/v1/chat/completions", {**_CHAT, "max_tokens": 3, "stream": True})
-    assert b"usage" not in raw
-    assert len(data_of(raw)) == 1 + 3 + 1
 
 
 async def test_anthropic_messages_stream_their_events(start: Start, http: aiohttp.ClientSession) -> None:
@@ -218,16 +190,17 @@ async def test_metrics_have_vllms_names_and_the_filter_selects(start: Start, htt
 
 async def test_models_tokenize_health_and_version(start: Start, http: aiohttp.ClientSession) -> None:
     _, base = await start()
-    async with http.get(f"{base}/v1/models") as answer:
-        (card,) = (await answer.json())["data"]
+    found: dict[str, Any] = {}
+    for path in ("/v1/models", "/health", "/version"):
+        async with http.get(base + path) as answer:
+            assert answer.status == 200, path
+            found[path] = await answer.read()
+    (card,) = json.loads(found["/v1/models"])["data"]
     assert (card["id"], card["max_model_len"]) == (MODEL, 4096)
+    assert json.loads(found["/version"])["version"]
     status, raw = await post(http, f"{base}/tokenize", {"model": MODEL, "prompt": "twelve bytes"})
     assert (status, json.loads(raw)["count"]) == (200, 3)
     assert (await post(http, f"{base}/tokenize", b"[]"))[0] == 400
-    async with http.get(f"{base}/health") as answer:
-        assert answer.status == 200
-    async with http.get(f"{base}/version") as answer:
-        assert (await answer.json())["version"]
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -1,4 +1,4 @@
-"""Several gateways before one slow engine in virtual time: traffic, the twin of their store, and who received what."""
+"""Several gateways before one slow engine in virtual time: traffic, their store, and who received what."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-import msgspec
-from redis import Redis
-
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import EngineProfile
-from gateway.storage.redis.redis_store import Script, pool_key
 from lab.service import service
 from lab.several_gateways import Stall, simulate_together
 from policies.admission.engine import AdmissionEngine
@@ -43,13 +39,10 @@ WAITING_TARGET = 2
 EPOCH_MS = 1_000_000
 MEMBER_S = 3.0
 """Until a gateway that is not heard of has nothing any more: as the script has it."""
-_SCRIPT = Script("exchange.lua")
-_KEYS = (pool_key("p", "replicas"), pool_key("p", ""))
-_decode = msgspec.msgpack.Decoder(ReplicaView).decode
 
 
 class TwinStore:
-    """The store of `simulate_together`: the twin of the production script, at the time of the simulation."""
+    """The store of `simulate_together`: the production script, at the time of the simulation."""
 
     way_s = 0.0003
 
@@ -65,46 +58,16 @@ class TwinStore:
     def exchange(self, gateway: int, number: int, told: ReplicaReport, now: float) -> ReplicaView | None:
         if self._gone(now) or self._rng.random() < self._lost:
             return None
-        heard = self.ask(f"gateway-{gateway}", number, told, EPOCH_MS + int(now * 1000))
+        heard = self.exchanges.exchange(f"gateway-{gateway}", number, told, EPOCH_MS + int(now * 1000))
         self.granted[gateway] = heard.grants[0].sequences
         return None if self._rng.random() < self._lost else heard
 
     def carries(self, news: PrefixReport, now: float) -> bool:
         return not self._gone(now) and self._rng.random() >= self._lost
 
-    def ask(self, gateway: str, number: int, told: ReplicaReport, now_ms: int) -> ReplicaView:
-        return self.exchanges.exchange(gateway, number, told, now_ms)
-
     def flush(self) -> None:
         """All is lost."""
         self.exchanges = ReferenceStore()
-
-
-class BothStore(TwinStore):
-    """The production script on a real server beside its twin: every answer must be the same."""
-
-    def __init__(self, redis: Redis, *, lost: float = 0.0) -> None:
-        super().__init__(lost=lost)
-        self.compared = 0
-        self._redis = redis
-        self._run = redis.register_script(_SCRIPT.source)
-        redis.flushall()
-
-    def ask(self, gateway: str, number: int, told: ReplicaReport, now_ms: int) -> ReplicaView:
-        ours = super().ask(gateway, number, told, now_ms)
-        theirs = self._run(keys=_KEYS, args=[gateway, number, msgspec.msgpack.encode(told), now_ms])
-        assert as_plain(_decode(theirs)) == as_plain(ours)
-        self.compared += 1
-        return ours
-
-    def flush(self) -> None:
-        super().flush()
-        self._redis.flushall()
-
-
-def as_plain(heard: ReplicaView) -> list[object]:
-    """For comparison: tables of Lua have no order of their own."""
-    return [*heard[:7], sorted(heard.usage), *heard[8:]]
 
 
 def backends(engines: int) -> list[str]:
@@ -146,7 +109,7 @@ class Floods:
 
 
 def run(
-    floods: Floods,
+    floods: Floods | Rounds,
     gateways: int,
     store: TwinStore | None,
     *,
@@ -242,21 +205,6 @@ class Rounds:
     def arrival(self, name: str, now: float) -> Arrival:
         prompt, output = self.rng.randint(80, 160), self.rng.randint(20, 60)
         return Arrival(f"{name}-{next(self.serial)}", self.flows[name], now, prompt, output, 200, self.weights[name])
-
-
-def play(
-    rounds: Rounds, gateways: int, store: TwinStore | None, policy: str, stalls: Sequence[Stall] = ()
-) -> SimulationResult:
-    engines = [make_engine(policy) for _ in range(gateways)]
-    return simulate_together(
-        rounds.first(),
-        engines=engines,
-        backends={BACKEND: EngineModel(ENGINE)},
-        next_arrival=rounds.next,
-        arrives_at=rounds.at if gateways > 1 else lambda arrival, now: 0,
-        store=store,
-        stalls=stalls,
-    )
 
 
 LIGHT_DRAINS_LAST = {"heavy": 40, "light": 40}

@@ -1,4 +1,4 @@
-"""What is promised of a flood and of full engines, in virtual time against an engine of 32 sequences."""
+"""What is promised of a flood, of full engines, of work that can wait and of a fresh start, in virtual time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 from backends.simulated.engine_model import EngineModel, EngineRequest
 from backends.simulated.engine_profiles import EngineProfile, profile
 from lab.lab_driver import simulate
-from lab.service import throughput, ttft_s
+from lab.service import service, throughput
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
-from policies.request import Claim, Flow
+from policies.orders.cost import LinearCost
+from policies.request import Claim, Flow, ServiceTokens, of_batch
 from simulation.run import Arrival, Record, SimulationResult
 
 Next = Callable[[Record, float], Arrival | None]
@@ -55,19 +56,6 @@ def open_until(end_s: float) -> Next:
         return replace(old, id=f"{old.flow.tenant}-{next(serial)}", arrived_s=now)
 
     return follow
-
-
-def flooded(policy: str) -> SimulationResult:
-    heavy = [Arrival(f"heavy{i}", Flow("heavy"), 0.0, 200, 200) for i in range(64)]
-    light = [Arrival(f"light{i}", Flow("light"), 0.4 * i, 30, 20) for i in range(1, 25)]
-    return simulate(heavy + light, engine=make_engine(policy), backends=tiny(), next_arrival=open_until(10.0))
-
-
-def test_a_light_tenant_waits_at_most_a_fifth_of_what_it_does_in_arrival_order() -> None:
-    fair, unfair = flooded("vtc").records.values(), flooded("fcfs").records.values()
-    assert ttft_s(unfair, "light") > 0.5, "there is a flood"
-    assert ttft_s(fair, "light") <= ttft_s(unfair, "light") / 5
-    assert throughput(fair) >= 0.97 * throughput(unfair)
 
 
 def burst(requests: int, output: int = 100) -> list[Arrival]:
@@ -109,7 +97,7 @@ def test_throughput_is_that_of_sending_everything_at_once(output: int) -> None:
     assert throughput(run.records.values()) >= 0.97 * direct_throughput(arrivals)
 
 
-@pytest.mark.parametrize("network_s", [0.001, 0.015, 0.03])
+@pytest.mark.parametrize("network_s", [0.001, 0.03])
 @pytest.mark.parametrize("streamed", [True, False])
 def test_small_requests_find_no_empty_slots_however_long_their_way(streamed: bool, network_s: float) -> None:
     """Clients that each keep one open, before a slow engine: some must be under way when others end."""
@@ -197,3 +185,144 @@ def test_who_is_alone_is_never_refused_where_no_limit_is_configured(parallel: in
     run = simulate(asked[:parallel], engine=engine, backends={"one": EngineModel(profile("demo"))}, next_arrival=follow)
     assert len(run.records) == 2 * parallel
     assert {record.outcome for record in run.records.values()} == {"completed"}
+
+
+# --- work that can wait takes what is free, and gives it back when other work comes ---
+
+
+NIGHT = of_batch("night")
+
+
+def with_batch(
+    arrivals: list[Arrival], policy: str = "fairserve", *, batch: int = 0, until_s: float = 60.0, output: int = 120
+) -> tuple[SimulationResult, AdmissionEngine]:
+    """`batch`: so many requests that can wait are open at any time, of answers in one piece."""
+    engine = AdmissionEngine(named_policy(policy))
+    engine.add_backend("one", max_num_seqs=32)
+    serial, rng = count(), Random(2)
+
+    def work(now: float) -> Arrival:
+        return Arrival(
+            f"b-{next(serial)}", Flow(NIGHT, "app", ""), now, 64, rng.randint(output // 2, output * 3 // 2),
+            output_tokens_max=2 * output, streamed=False,
+        )  # fmt: skip
+
+    def following(record: Record, now: float) -> Arrival | None:
+        return work(now) if record.arrival.flow.tenant == NIGHT and now < until_s else None
+
+    first = [work(0.0) for _ in range(batch)]
+    found = simulate(
+        sorted([*first, *arrivals], key=lambda one: one.arrived_s), engine=engine,
+        backends={"one": EngineModel(profile("tiny-cpu"))}, next_arrival=following,
+    )  # fmt: skip
+    assert {record.outcome for record in found.records.values()} <= {"completed"}
+    return found, engine
+
+
+def visits(per_s: float, until_s: float, tenant: str = "day") -> list[Arrival]:
+    rng, now, found = Random(5), 5.0, []
+    while now < until_s:
+        found.append(Arrival(f"{tenant}-{len(found)}", Flow(tenant, "app", ""), now, 64, rng.randint(10, 60), 100))
+        now += rng.expovariate(per_s)
+    return found
+
+
+def first_tokens_s(found: SimulationResult, tenant: str = "day") -> list[float]:
+    return sorted(
+        record.token_s[0] - record.arrival.arrived_s
+        for record in found.records.values()
+        if record.arrival.flow.tenant == tenant
+    )
+
+
+def p95(values: list[float]) -> float:
+    return values[len(values) * 95 // 100]
+
+
+def step_s(sequences: int, tokens_each: int) -> float:
+    """How long one step of the engine takes with so many sequences."""
+    engine = profile("tiny-cpu")
+    return engine.base_s + sequences * (engine.per_seq_s + tokens_each * engine.per_context_token_s)
+
+
+@pytest.mark.parametrize("policy", ["fairserve", "dlpm"])
+def test_other_work_goes_at_once_and_the_engine_is_full(policy: str) -> None:
+    until_s = 20.0
+    beside, engine = with_batch(visits(10.0, until_s), policy, batch=64, until_s=until_s)
+    only, _ = with_batch([], policy, batch=64, until_s=until_s)
+    received, whole = service(beside.records.values(), 5.0, until_s), service(only.records.values(), 5.0, until_s)
+    assert sum(received.values()) > 0.95 * whole[NIGHT]
+    # One step is under way when it comes, and its own may hold the prompts of others.
+    times = first_tokens_s(beside)
+    assert times[len(times) // 2] < 3 * step_s(32, 200)
+    assert p95(times) < 10 * step_s(32, 200)
+    preemption = engine.requests.preemption
+    assert preemption.preempted > 0
+    assert preemption.wasted_tokens <= 0.05 * preemption.received_tokens + preemption.at_once_tokens
+
+
+def test_who_returns_does_not_wait_for_answers_of_minutes() -> None:
+    back = [Arrival(f"day-{n}", Flow("day", "app", ""), 30.0, 64, 40, 100) for n in range(32)]
+    found, engine = with_batch(back, batch=40, until_s=31.0, output=1200)
+    times = first_tokens_s(found)
+    alone = first_tokens_s(with_batch(back)[0])
+    # What the KV cache has no room for waits for answers of its own tenant.
+    assert times[24] < 3 * max(alone[24], step_s(32, 1200))
+    assert 5 <= engine.requests.preemption.preempted <= 10
+
+
+# --- a gateway that has just started: nobody is worse off than under plain VTC ---
+
+
+HEAVY = Flow("heavy")
+LIGHT = {"another tenant": Flow("light"), "another user": Flow("heavy", "", "light"), "another app": Flow("heavy", "b")}
+AFTER_S = (0.1, 1.0, 5.0)
+
+
+def fresh(policy: str, light: Flow, after_s: float, *, engines: int = 1, streamed: bool = False) -> SimulationResult:
+    """Short answers where long ones are allowed: what a guess of their length gets most wrong."""
+    lengths = Random(7)
+    arrivals = [
+        Arrival(f"heavy-{number:03}", HEAVY, 0.001 * number, 20, lengths.randint(40, 120), streamed=streamed)
+        for number in range((200 if after_s > 1.0 else 100) * engines)  # so many that some wait for longer
+    ]
+    arrivals.append(Arrival("light", light, after_s, 9, 5))
+    names = [f"engine-{number}" for number in range(engines)]
+    admission = AdmissionEngine(named_policy(policy))
+    for name in names:
+        admission.add_backend(name)
+    return simulate(
+        sorted(arrivals, key=lambda arrival: arrival.arrived_s),
+        engine=admission,
+        backends={name: EngineModel(profile("demo")) for name in names},
+    )
+
+
+def wait_s(run: SimulationResult) -> float:
+    waited_s = run.records["light"].ttft_s
+    assert waited_s is not None
+    return waited_s
+
+
+def passed_by(run: SimulationResult) -> float:
+    """Service of the requests that were dispatched while the light one waited."""
+    cost, light = LinearCost(), run.records["light"]
+    assert light.dispatched_s is not None
+    return sum(
+        cost(ServiceTokens(record.arrival.prompt_tokens, record.arrival.output_tokens))
+        for record in run.records.values()
+        if record.dispatched_s is not None and light.arrival.arrived_s < record.dispatched_s < light.dispatched_s
+    )
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+@pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("after_s", AFTER_S)
+@pytest.mark.parametrize("light", LIGHT.values(), ids=LIGHT)
+def test_what_has_learned_nothing_is_as_fair_as_plain_vtc(
+    light: Flow, after_s: float, streamed: bool, engines: int
+) -> None:
+    plain_s = wait_s(fresh("vtc", light, after_s, engines=engines, streamed=streamed))
+    for policy in ("fairserve", "wsc"):
+        run = fresh(policy, light, after_s, engines=engines, streamed=streamed)
+        assert wait_s(run) <= 2 * plain_s or not passed_by(run), policy

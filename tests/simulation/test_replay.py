@@ -1,25 +1,28 @@
-"""What a replay says is what the production engine did, and it tells a fair policy from an unfair one."""
+"""What a replay says is what the production engine did, before the engine that its log tells of."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from backends.simulated.engine_model import EngineModel
-from backends.simulated.engine_profiles import EngineProfile, profile
+from backends.simulated.engine_profiles import PROFILES, EngineProfile, profile
 from lab.lab_driver import simulate
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.orders.cost import LinearCost
 from policies.orders.policy_entries import POLICIES
 from policies.request import Flow, ServiceTokens
+from simulation.measured import EngineEstimate, measured
 from simulation.replay import OTHERS, ReplayResult, UnknownPolicyError, policy_names, replay_under
-from simulation.run import IMPOSSIBLE, Arrival, Record
+from simulation.run import IMPOSSIBLE, Arrival, Record, SimulationResult
 from simulation.statistics import percentile
 from simulation.timeline import TICKS_MAX, Timeline
 from simulation.traces.reader import Trace
@@ -70,38 +73,32 @@ def test_every_request_is_accounted_for_under_every_policy(flood: Trace, policy:
     assert replay_under(policy, flood, TINY) == result, "the same input gives the same answer"
 
 
-def test_numbers_are_those_of_the_run_itself(flood: Trace) -> None:
-    engine = AdmissionEngine(named_policy("vtc"))
-    engine.add_backend("engine-1", max_num_seqs=TINY.max_num_seqs)
-    run = simulate(flood.arrivals(TINY.block_size), engine=engine, backends={"engine-1": EngineModel(TINY)})
+def test_numbers_are_those_of_the_run_itself_which_keeps_nothing_of_what_has_ended(flood: Trace) -> None:
+    def run(**more: Any) -> tuple[AdmissionEngine, SimulationResult]:
+        engine = AdmissionEngine(named_policy("vtc"))
+        engine.add_backend("engine-1", max_num_seqs=TINY.max_num_seqs)
+        models = {"engine-1": EngineModel(TINY)}
+        return engine, simulate(flood.arrivals(TINY.block_size), engine=engine, backends=models, **more)
+
+    _, whole = run()
     result = replay_under("vtc", flood, TINY)
-    times = [record.ttft_s for record in run.records.values() if record.ttft_s is not None]
+    times = [record.ttft_s for record in whole.records.values() if record.ttft_s is not None]
     assert result.ttft_s is not None
     assert (result.ttft_s.p50, result.ttft_s.p99) == (percentile(times, 0.5), percentile(times, 0.99))
-    tokens = [len(record.token_s) for record in run.records.values()]
-    assert result.output_tokens_per_s == pytest.approx(sum(tokens) / run.ended_s)
-    assert result.preemptions == sum(record.preemptions for record in run.records.values())
+    tokens = [len(record.token_s) for record in whole.records.values()]
+    assert result.output_tokens_per_s == pytest.approx(sum(tokens) / whole.ended_s)
+    assert result.preemptions == sum(record.preemptions for record in whole.records.values())
     price = LinearCost()
     for tenant in result.tenants:
         assert tenant.service == sum(
             price(ServiceTokens(record.arrival.prompt_tokens, len(record.token_s)))
-            for record in run.records.values()
+            for record in whole.records.values()
             if record.arrival.flow.tenant == tenant.name
         )
-
-
-def test_a_long_run_keeps_nothing_of_what_has_ended(flood: Trace) -> None:
-    engine = AdmissionEngine(named_policy("fcfs"))
-    engine.add_backend("one")
-    open_max = 0
-
-    def ended(record: Record) -> None:
-        nonlocal open_max
-        open_max = max(open_max, engine.queued + engine.dispatched)
-
-    run = simulate(flood.arrivals(32), engine=engine, backends={"one": EngineModel(TINY)}, ended=ended)
-    assert open_max > 40
-    assert (run.records, run.events, run.decisions) == ({}, [], [])
+    ended: list[Record] = []
+    _, brief = run(ended=ended.append)
+    assert len(ended) == len(whole.records)
+    assert (brief.records, brief.events, brief.decisions) == ({}, [], [])
 
 
 def test_what_no_context_can_hold_is_refused_and_counted(tmp_path: Path) -> None:
@@ -184,7 +181,7 @@ def test_service_counts_prompts_at_dispatch_and_tokens_as_they_pass() -> None:
     assert found.rates("a", 3.0) == [(0.5, 7.0), (1.5, 16 / 3), (2.5, 8 / 3), (3.5, 4 / 3), (4.5, 1.0)]
 
 
-def test_a_gap_grows_only_while_both_wait() -> None:
+def test_a_gap_grows_only_while_both_wait_and_counts_both_ways() -> None:
     """`a` receives 100 in every second; `b` waits from 0 to 3 and from 5 to 8, `a` all the time."""
     services = [served("a", 0.0, second + 0.5, [], 100) for second in range(10)]
     waits = [served("a", 0.0, 10.0, [], 0), served("b", 0.0, 3.1, [], 0), served("b", 5.0, 8.1, [], 0)]
@@ -192,22 +189,20 @@ def test_a_gap_grows_only_while_both_wait() -> None:
     assert [time_s for time_s, _ in course] == list(range(1, 12))
     assert [gap for _, gap in course] == [100, 200, 300, 0, 0, 100, 200, 300, 0, 0, 0]
     assert max(gap for _, gap in timeline(*services, *waits).gaps({"a": 2.0, "b": 1.0, OTHERS: 1.0})) == 150
+    # First `a` receives 300, then `b` 500: they are 500 apart between the second and the last second.
+    services = [served("a", 0.0, 0.5, [], 300), served("b", 0.0, 2.5, [], 500), *BOTH_WAIT]
+    assert max(gap for _, gap in timeline(*services).gaps(EVEN)) == 500
 
 
-def test_a_gap_counts_both_ways() -> None:
-    """First `a` receives 300, then `b` 500: they were 500 apart between the second and the last second."""
-    services = [served("a", 0.0, 0.5, [], 300), served("b", 0.0, 2.5, [], 500)]
-    waits = [served(tenant, 0.0, 4.1, [], 0) for tenant in ("a", "b")]
-    assert max(gap for _, gap in timeline(*services, *waits).gaps(EVEN)) == 500
+BOTH_WAIT = [served(tenant, 0.0, 4.1, [], 0) for tenant in ("a", "b")]
 
 
 def test_jain_is_of_those_who_wait() -> None:
     services = [served("a", 0.0, second + 0.5, [], 100) for second in range(4)]
-    waits = [served(tenant, 0.0, 4.1, [], 0) for tenant in ("a", "b")]
-    assert timeline(*services, *waits).jain(EVEN, 2.0) == pytest.approx(0.5), "one of two has everything"
-    assert timeline(*services, waits[0]).jain(EVEN, 2.0) is None, "nobody else waited"
+    assert timeline(*services, *BOTH_WAIT).jain(EVEN, 2.0) == pytest.approx(0.5), "one of two has everything"
+    assert timeline(*services, BOTH_WAIT[0]).jain(EVEN, 2.0) is None, "nobody else waited"
     both = [served("b", 0.0, second + 0.5, [], 300) for second in range(4)]
-    assert timeline(*services, *waits, *both).jain({"a": 1.0, "b": 3.0}, 2.0) == pytest.approx(1.0)
+    assert timeline(*services, *BOTH_WAIT, *both).jain({"a": 1.0, "b": 3.0}, 2.0) == pytest.approx(1.0)
 
 
 def test_a_run_that_lasts_longer_has_longer_ticks_and_loses_nothing() -> None:
@@ -226,3 +221,69 @@ def test_a_run_that_lasts_longer_has_longer_ticks_and_loses_nothing() -> None:
     assert fine.gaps(EVEN) == coarse.gaps(EVEN)
     assert max(gap for _, gap in fine.gaps(EVEN)) > 0
     assert fine.jain(EVEN, 60.0) == pytest.approx(coarse.jain(EVEN, 60.0))
+
+
+# --- the engine that a log tells of: its speed, its slots, its cache, and how many there were ---
+
+
+def engine_of(path: Path) -> EngineEstimate | None:
+    return measured(Trace(path).entries())
+
+
+def found(path: Path) -> EngineEstimate:
+    engine = engine_of(path)
+    assert engine is not None
+    return engine
+
+
+def logged_by(directory: Path, profile: EngineProfile) -> Path:
+    path = directory / "access.log"
+    path.write_bytes(lines(profile=profile))
+    return path
+
+
+@pytest.mark.parametrize("name", ["demo", "a10g-llama2-7b", "h100-llama3.1-8b"])
+def test_an_engine_is_known_by_the_log_of_what_it_served(tmp_path: Path, name: str) -> None:
+    engine = found(logged_by(tmp_path, PROFILES[name]))
+    assert (engine.profile.name, engine.backends) == (name, 1)
+    assert engine.profile.base_s == PROFILES[name].base_s
+    took = re.search(rf"took (\S+) times as long as at {name}; at most", engine.why)
+    assert took is not None
+    assert float(took[1]) == pytest.approx(1, abs=0.08)
+
+
+def test_an_engine_between_two_that_are_known_is_as_slow_as_it_was(tmp_path: Path) -> None:
+    fast = PROFILES["h100-llama3.1-8b"]
+    names = ("base_s", "per_prefill_token_s", "per_seq_s", "per_context_token_s")
+    slow = replace(fast, name="slow", **{name: 1.6 * getattr(fast, name) for name in names})
+    engine = found(logged_by(tmp_path, slow))
+    assert engine.profile.base_s == pytest.approx(slow.base_s, rel=0.15)
+    assert "of its speed" in engine.profile.name
+    assert "so each step does" in engine.why
+
+
+def at_once(count: int, *, tokens_in: int = 100, **fields: object) -> list[str]:
+    """So many answers of 100 tokens beside each other, each a second long."""
+    shared = {"tokens_in": tokens_in, "tokens_out": 100, "tokens_cached": 0, "total_ms": 1000.0, "queue_ms": 0.0}
+    return [logged(ts=1000 + number / 1000, **shared | fields) for number in range(count)]
+
+
+def test_slots_and_cache_are_what_requests_waited_for(tmp_path: Path) -> None:
+    assert found(write(tmp_path, *at_once(20))).profile.max_num_seqs > 20, "nobody waited for a slot"
+    assert found(write(tmp_path, *at_once(20, waited_ms={"slots": 5.0}))).profile.max_num_seqs == 20
+    few = found(write(tmp_path, *at_once(20, tokens_in=20_000, total_ms=10_000.0))).profile
+    assert few.usable_blocks * few.block_size >= 400_000, "it held them"
+    less = found(write(tmp_path, *at_once(20, tokens_in=50, waited_ms={"kv": 5.0}))).profile
+    assert less.usable_blocks * less.block_size == pytest.approx(20 * 100, abs=less.block_size)
+
+
+def test_as_many_engines_as_were_busy_at_once(tmp_path: Path) -> None:
+    three = [*at_once(10, backend="a"), *at_once(10, backend="b"), *at_once(10, backend="c")]
+    later = [logged(ts=5000 + number, backend="d", total_ms=500.0) for number in range(5)]
+    assert found(write(tmp_path, *three, *later)).backends == 3
+
+
+def test_a_log_that_tells_too_little_chooses_nothing(tmp_path: Path) -> None:
+    assert engine_of(write(tmp_path, *at_once(9))) is None
+    assert engine_of(write(tmp_path, *at_once(20, backend=""))) is None
+    assert engine_of(write(tmp_path, "t_s,input_tokens,output_tokens", *(f"{n},10,20" for n in range(20)))) is None

@@ -1,31 +1,40 @@
-"""Several gateways give the shares that one gives: production engines and the twin of their store, in virtual time."""
+"""Several gateways give the shares that one gives: production engines and their store's script, in virtual time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from random import Random
 from statistics import mean
 
 import pytest
 
+from backends.simulated.engine_model import EngineModel
 from lab.service import service
-from lab.several_gateways import Stall
+from lab.several_gateways import Stall, simulate_together
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.queue.bounds import QueueLimits
 from policies.replicas.messages import ReplicaReport, ReplicaView
+from policies.request import BATCH, Flow, of_batch, payer
+from policies.tree.terms import Tree
 from simulation.run import LOST, Arrival, Record, SimulationResult
-from tests.redis_server import redis_client
+from tests.policies.trees import parts as parts_of
+from tests.policies.trees import random_tree
 from tests.simulation.replicas import (
+    BACKEND,
+    ENGINE,
     LIGHT_DRAINS_LAST,
     MEMBER_S,
     RAMP_S,
     SLOTS,
     WEIGHTS,
-    BothStore,
     Floods,
     Rounds,
     TwinStore,
+    make_engine,
     off,
-    play,
     random_of,
     refused,
     run,
@@ -54,7 +63,7 @@ def test_shares_are_those_of_one_gateway_wherever_traffic_comes(
     gateways: int, where: Callable[..., int], policy: str, kept: float, one_gateway: float
 ) -> None:
     """`kept`: throughput, of that of one gateway."""
-    until_s = 20.0
+    until_s = 14.0
     store = TwinStore()
     found, _ = run(Floods(RAMP_S + until_s, where), gateways, store, policy=policy)
     assert refused(found) == set()
@@ -70,12 +79,12 @@ def test_many_engines_are_kept_busy_however_many_requests_begin_between_two_exch
     assert off(two, RAMP_S, BUSY_S) <= 0.05
 
 
-BUSY_S = RAMP_S + 3.0
+BUSY_S, ENGINES = RAMP_S + 3.0, 24
 
 
 def flooded(of: int, where: Callable[..., int], store: TwinStore | None) -> SimulationResult:
     """Before many engines."""
-    return run(Floods(BUSY_S, where, clients=24 * SLOTS), of, store, engines=24)[0]
+    return run(Floods(BUSY_S, where, clients=ENGINES * SLOTS), of, store, engines=ENGINES)[0]
 
 
 @cache
@@ -85,9 +94,7 @@ def rate_of_one() -> float:
 
 
 @pytest.mark.parametrize("policy", ["fairserve", "vtc", "fcfs"])
-def test_a_gateway_that_comes_when_others_fill_the_engines_serves_those_of_its_clients_that_came_first(
-    policy: str,
-) -> None:
+def test_a_gateway_that_comes_to_full_engines_serves_those_of_its_clients_that_came_first(policy: str) -> None:
     """All tenants are at both, so the counters are as high there: what is owed to whom cannot tell who has no place."""
     begins_s, until_s = 5.0, 25.0
 
@@ -176,12 +183,184 @@ def test_a_gateway_that_stood_still_spends_nothing_that_is_no_longer_its_own() -
     assert off(found, goes_on_s, until_s) <= 0.05
 
 
-async def test_the_twin_answers_as_the_script_does() -> None:
-    async with redis_client() as redis:
-        store = BothStore(redis, lost=0.02)
-        play(Rounds(2, 1.0, LIGHT_DRAINS_LAST, length_s=6.0), 2, store, "fairserve")
-        store.flush()
-        until_s = 10.0
-        floods = Floods(until_s, lambda tenant, now, rng: rng.randrange(2) if now < 4.0 else 2)
-        run(floods, 3, store, policy="vtc", stalls=[Stall(1, 5.0)])
-        assert store.compared > 500
+# --- what was idle for a while comes back: every round of traffic is served by weight ---
+
+
+def ratios(found: SimulationResult, rounds: Rounds) -> list[float]:
+    """In each round, what the first received over what the second did."""
+    ratios = []
+    for begins_s in rounds.begins_s:
+        received = [
+            sum(service(records_of(found, name), begins_s + RAMP_S, begins_s + rounds.length_s).values())
+            for name in rounds.clients
+        ]
+        ratios.append(received[0] / received[1])
+    return ratios
+
+
+def records_of(found: SimulationResult, name: str) -> list[Record]:
+    return [record for record in found.records.values() if record.arrival.id.startswith(f"{name}-")]
+
+
+HEAVY_DRAINS_LAST = {"heavy": 200, "light": 24}
+
+
+@pytest.mark.parametrize(
+    ("policy", "clients", "pause_s"),
+    [
+        ("vtc", LIGHT_DRAINS_LAST, 0.0),
+        ("fairserve", HEAVY_DRAINS_LAST, 12.0),
+    ],
+)
+def test_every_round_is_served_by_weight_whoever_was_idle(policy: str, clients: dict[str, int], pause_s: float) -> None:
+    rounds = Rounds(3, pause_s, clients, length_s=20.0)
+    found = run(rounds, 2, TwinStore(), policy=policy)[0]
+    assert refused(found) == set()
+    assert len(rounds.begins_s) == 3
+    assert ratios(found, rounds) == pytest.approx([4.0] * len(rounds.begins_s), rel=0.05)
+
+
+def test_every_round_is_equal_between_the_flows_of_a_tenant() -> None:
+    rounds = Rounds(
+        3,
+        12.0,
+        {"one": 20, "other": 60},
+        flows={"one": Flow("tenant", "app", "one"), "other": Flow("tenant", "app", "other")},
+        weights={"one": 1.0, "other": 1.0},
+        home={"one": 0, "other": 1},
+    )
+    found = run(rounds, 2, TwinStore(), policy="vtc")[0]
+    assert ratios(found, rounds) == pytest.approx([1.0] * 3, rel=0.05)
+
+
+def test_rounds_after_the_store_has_lost_all() -> None:
+    rounds = Rounds(2, 5.0, LIGHT_DRAINS_LAST, length_s=20.0)
+
+    class Flushed(TwinStore):
+        is_flushed = False
+
+        def exchange(self, gateway: int, number: int, told: ReplicaReport, now: float) -> ReplicaView | None:
+            if len(rounds.begins_s) == 2 and not self.is_flushed and now > rounds.begins_s[1] - 2.0:
+                self.is_flushed = True
+                self.flush()
+            return super().exchange(gateway, number, told, now)
+
+    store = Flushed()
+    found = run(rounds, 2, store, policy="vtc")[0]
+    assert store.is_flushed
+    assert ratios(found, rounds) == pytest.approx([4.0] * len(rounds.begins_s), rel=0.05)
+
+
+def test_rounds_after_the_gateway_died_at_which_the_last_one_left() -> None:
+    rounds = Rounds(2, 10.0, LIGHT_DRAINS_LAST)
+
+    def home(arrival: Arrival, now: float) -> int:
+        """The light one comes to the second gateway, and to the third one when that has died."""
+        if arrival.id.startswith("heavy"):
+            return 0
+        return 1 if len(rounds.begins_s) == 1 else 2
+
+    engines = [make_engine("vtc") for _ in range(3)]
+    found = simulate_together(
+        rounds.first(),
+        engines=engines,
+        backends={BACKEND: EngineModel(ENGINE)},
+        next_arrival=rounds.next,
+        arrives_at=home,
+        store=TwinStore(),
+        stalls=[Stall(1, 26.0)],
+    )
+    assert rounds.begins_s[1] > 26.0, "it died in the pause"
+    assert refused(found) == set()
+    assert ratios(found, rounds) == pytest.approx([4.0] * 2, rel=0.05)
+
+
+# --- a tree of groups: each tenant and group has its part in every round, wherever it comes in ---
+
+
+GATEWAYS = 3
+LENGTH_S = 30.0
+KNOWN_S = 10.0
+"""A gateway that has just started knows of nobody elsewhere: whom it serves then gets more, and pays it back."""
+
+
+def play_tree(tree: Tree, rounds: Rounds, policy: str) -> SimulationResult:
+    engines = [AdmissionEngine(named_policy(policy, batch_guaranteed_share=0.2), tree=tree) for _ in range(GATEWAYS)]
+    for engine in engines:
+        engine.add_backend(BACKEND, max_num_seqs=SLOTS)
+    found = simulate_together(
+        rounds.first(), engines=engines, backends={BACKEND: EngineModel(ENGINE)}, next_arrival=rounds.next,
+        arrives_at=rounds.at, store=TwinStore(),
+    )  # fmt: skip
+    assert refused(found) == set()
+    return found
+
+
+def received(found: SimulationResult, tree: Tree, from_s: float, until_s: float) -> dict[str, float]:
+    """The part of the service of each leaf and group in this time."""
+    of_leaves = service(found.records.values(), from_s, until_s)
+    whole = sum(of_leaves.values())
+    parts = {leaf: got / whole for leaf, got in of_leaves.items()}
+    for leaf, got in of_leaves.items():
+        place = tree.tenants.get(payer(leaf))
+        while place is not None and place.group:
+            parts[place.group] = parts.get(place.group, 0.0) + got / whole
+            place = tree.groups[place.group]
+    return parts
+
+
+def rounds_of(leaves: list[str], weights: dict[str, float], rng: Random) -> Rounds:
+    return Rounds(
+        2, 8.0, {leaf: rng.randint(20, 30) for leaf in leaves}, length_s=LENGTH_S,
+        flows={leaf: Flow(leaf, "app", "user") for leaf in leaves}, weights=weights,
+        home={leaf: rng.randrange(GATEWAYS) for leaf in leaves},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "seed"), [("vtc", 59), ("fairserve", 62)])  # floors decide in both
+def test_random_trees_with_floors_in_every_round(policy: str, seed: int) -> None:
+    rng = Random(seed)
+    tree = random_tree(rng)
+    leaves = [*tree.tenants]
+    rounds = rounds_of(leaves, {leaf: tree.tenants[leaf].settings.weight for leaf in leaves}, rng)
+    found = play_tree(tree, rounds, policy)
+    expected = parts_of(tree, set(leaves))
+    for begins_s in rounds.begins_s:
+        got = received(found, tree, begins_s + (RAMP_S if begins_s else KNOWN_S), begins_s + LENGTH_S)
+        for name, part in got.items():
+            assert part == pytest.approx(expected[name], rel=0.09), name
+
+
+def test_work_that_can_wait_has_its_floor_beside_others_at_other_gateways() -> None:
+    leaves = ["a" + BATCH, "b" + BATCH, "c"]
+    rounds = rounds_of(leaves, dict.fromkeys(leaves, 1.0), Random(3))
+    rounds.home = {"a" + BATCH: 0, "b" + BATCH: 1, "c": 2}
+    tree = Tree()
+    found = play_tree(tree, rounds, "vtc")
+    for begins_s in rounds.begins_s:
+        got = received(found, tree, begins_s + RAMP_S, begins_s + LENGTH_S)
+        assert got["c"] == pytest.approx(0.8, rel=0.05)
+        assert got["a" + BATCH] == pytest.approx(0.1, rel=0.1)
+
+
+@pytest.mark.slow
+def test_batch_makes_room_for_what_waits_at_another_gateway() -> None:
+    """Answers of batch take eleven seconds, and fill the engine: who waits for one to end waits for half of that."""
+    batch = [Arrival(f"b{n}", Flow(of_batch("night")), 0.5 + 0.01 * n, 300, 500, streamed=False) for n in range(200)]
+    chat = [Arrival(f"a{n}", Flow("chat"), 10.0 + 2.0 * n, 100, 20) for n in range(25)]
+    limits = QueueLimits(queue_wait_s_max=1e5, queue_wait_s_max_inside=1e5)
+    engines = [AdmissionEngine(named_policy("fairserve"), limits=limits) for _ in range(2)]
+    for engine in engines:
+        engine.add_backend(BACKEND, max_num_seqs=8)
+    found = simulate_together(
+        sorted([*batch, *chat], key=lambda one: one.arrived_s),
+        engines=engines,
+        backends={BACKEND: EngineModel(replace(ENGINE, max_num_seqs=8))},
+        arrives_at=lambda one, now: int(one.flow.tenant == "chat"),
+        store=TwinStore(),
+        until_s=65.0,
+    )
+    waits = sorted([found.records[one.id].ttft_s for one in chat])
+    assert waits[len(waits) // 2] < 2.0
+    assert waits[int(0.95 * len(waits))] < 5.5
+    assert sum(engine.requests.preemption.preempted for engine in engines) >= 5

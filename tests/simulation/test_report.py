@@ -1,4 +1,4 @@
-"""`fairgate replay` as an operator types it: tables, JSON, clear words for faults."""
+"""`fairgate replay` as an operator types it: the sentence on top, tables, JSON, clear words for faults."""
 
 from __future__ import annotations
 
@@ -6,32 +6,31 @@ import gzip
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from backends.simulated.engine_profiles import profile
 from gateway.commands.main import main
 from lab import public_traces
 from simulation.measured import measured
-from simulation.replay import Percentiles, ReplayResult, TenantResult, replay_under
+from simulation.replay import OTHERS, Percentiles, ReplayResult, TenantResult, replay_under
 from simulation.report import ReplayReport, as_json, as_text
 from simulation.traces.reader import Trace
-from simulation.verdict import verdict
+from simulation.verdict import compared, named, verdict
+from tests.commands import FAIRGATE
 from tests.kit.access_logs import write
 from tests.simulation.example_log import EXAMPLE
 from tests.waiting import WAIT_S
 
-FAIRGATE = str(Path(sys.executable).with_name("fairgate"))
 OPTIONS = ("--limit", "215", "--policy", "fcfs,vtc")
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([FAIRGATE, "replay", *map(str, arguments)], capture_output=True, text=True, timeout=WAIT_S)
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["replay", *map(str, arguments)])
 
 
 @pytest.fixture(scope="module")
@@ -45,26 +44,31 @@ def replayed() -> ReplayReport:
 
 def test_an_access_log_goes_in_as_it_is_and_tables_and_json_come_out(tmp_path: Path, replayed: ReplayReport) -> None:
     done = run(EXAMPLE, *OPTIONS, "--json", tmp_path / "numbers.json")
-    assert (done.returncode, done.stderr) == (0, ""), "no progress bar where nobody looks"
+    assert (done.exit_code, done.stderr) == (0, ""), "no progress bar where nobody looks"
     assert done.stdout == as_text(replayed)
     assert (tmp_path / "numbers.json").read_text() == as_json(replayed)
+    text = gzip.decompress(EXAMPLE.read_bytes())
+    piped = subprocess.run([FAIRGATE, "replay", "-", *OPTIONS], input=text, capture_output=True, timeout=WAIT_S)
+    assert (piped.returncode, piped.stderr) == (0, b"")
+    assert piped.stdout.decode() == done.stdout.replace("access.log.gz", "stdin")
 
 
 def test_the_picture_has_a_panel_for_each_policy_and_a_line_for_each_tenant(tmp_path: Path) -> None:
     done = run(EXAMPLE, *OPTIONS, "--picture", tmp_path / "replay.svg")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.exit_code, done.stderr) == (0, "")
     drawn = (tmp_path / "replay.svg").read_text()
     for name in ("fcfs", "vtc", "agents", "batch", "people", "Gap between tenants"):
         assert f"<!-- {name} -->" in drawn
     done = run(EXAMPLE, "--limit", "9", "--policy", "fcfs", "--picture", tmp_path / "replay.doc")
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "replay.doc cannot be written" in done.stderr
 
 
-def test_the_tables_have_what_was_seen(replayed: ReplayReport) -> None:
+def test_the_tables_have_what_was_seen_below_what_came_of_it(replayed: ReplayReport) -> None:
     text = as_text(replayed)
-    assert (
-        "access.log.gz: 215 requests of 3 tenants in 20.6 s (fairgate format), before 1 simulated engine like " in text
+    assert text.startswith(
+        f"{verdict(replayed.results)}\n\n"
+        "access.log.gz: 215 requests of 3 tenants in 20.6 s (fairgate format), before 1 simulated engine like "
     )
     for each in replayed.results:
         assert each.ttft_s is not None
@@ -74,6 +78,7 @@ def test_the_tables_have_what_was_seen(replayed: ReplayReport) -> None:
 
 def test_json_has_every_number(replayed: ReplayReport) -> None:
     document = json.loads(as_json(replayed))
+    assert document["verdict"]["text"] == verdict(replayed.results)
     assert document["engines"] == {"backends": [1], "profile": "h100-llama3.1-8b"}
     assert document["trace"]["requests"] == 215
     assert [each["policy"] for each in document["policies"]] == ["fcfs", "vtc"]
@@ -81,12 +86,6 @@ def test_json_has_every_number(replayed: ReplayReport) -> None:
         assert found["ttft_s"] == {name: getattr(results.ttft_s, name) for name in ("p50", "p95", "p99")}
         assert {each["name"] for each in found["tenants"]} == set(found["service"]) == {"batch", "people", "agents"}
         assert [tuple(point) for point in found["gap"]] == list(results.gap)
-
-
-def test_what_came_of_it_stands_on_top(replayed: ReplayReport) -> None:
-    sentence = verdict(replayed.results)
-    assert as_text(replayed).startswith(f"{sentence}\n\naccess.log.gz: ")
-    assert json.loads(as_json(replayed))["verdict"]["text"] == sentence
 
 
 def test_who_gains_most_is_in_the_table_among_many_tenants(tmp_path: Path) -> None:
@@ -180,21 +179,98 @@ def test_a_request_without_any_token_has_no_percentiles() -> None:
     ],
 )
 def test_bad_input_is_named_and_ends_with_2(arguments: tuple[str | Path, ...], message: str) -> None:
-    done = CliRunner().invoke(main, ["replay", *map(str, arguments)])
+    done = run(*arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert message in " ".join(done.stderr.split())
 
 
-def test_a_pipe_is_read_like_a_file(replayed: ReplayReport) -> None:
-    text = gzip.decompress(EXAMPLE.read_bytes())
-    done = subprocess.run([FAIRGATE, "replay", "-", *OPTIONS], input=text, capture_output=True, timeout=WAIT_S)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.decode() == as_text(replayed).replace("access.log.gz", "stdin")
-
-
-def test_the_documentation_shows_what_the_commands_print() -> None:
+def test_the_documentation_shows_what_the_command_prints() -> None:
     page = (EXAMPLE.parents[1] / "replay.md").read_text()
-    shown = re.findall(r"```sh\nfairgate replay (docs/examples/[^\n]*)\n```\n\n```\n(.*?)```\n", page, re.DOTALL)
-    assert len(shown) == 1
-    for arguments, output in shown:
-        assert run(*arguments.split()).stdout == output, "run: python -m docs.generate.replayed"
+    [(arguments, output)] = re.findall(
+        r"```sh\nfairgate replay (docs/examples/[^\n]*)\n```\n\n```\n(.*?)```\n", page, re.DOTALL
+    )
+    assert run(*arguments.split()).stdout == output, "run: python -m docs.generate.replayed"
+
+
+# --- the sentence on top says what the numbers say, and of those whom it concerns ---
+
+
+def of_tenant(name: str, p95_s: float | None, *, requests: int = 100, completed: int | None = None) -> TenantResult:
+    ttft_s = None if p95_s is None else Percentiles(p95_s / 2, p95_s, p95_s)
+    return TenantResult(name, 1.0, requests, requests if completed is None else completed, 1.0, ttft_s)
+
+
+def seen_of(policy: str, *tenants: TenantResult, backends: int = 1) -> ReplayResult:
+    return ReplayResult(policy, backends, 1, 1, {}, None, 1.0, 1.0, None, 0.0, 0, 0, 1.0, tenants, {}, [])
+
+
+def test_it_names_who_gains_most_and_who_asked_for_most() -> None:
+    unfair = seen_of("fcfs", of_tenant("heavy", 14.0), of_tenant("light", 12.0), of_tenant("lighter", 11.0))
+    fair = seen_of("fairserve", of_tenant("heavy", 14.5), of_tenant("light", 0.3), of_tenant("lighter", 3.0))
+    assert verdict([unfair, seen_of("vtc"), fair]) == (
+        "`light` gains most: under `fcfs`, one request in twenty waited 12.0 s or longer for its first token, under "
+        "`fairserve` 0.300 s. Nobody pays: of `heavy`, who asked for most, one request in twenty 14.0 s and 14.5 s."
+    )
+    assert named([unfair, fair]) == ("light", "")
+
+
+def test_it_names_who_pays() -> None:
+    unfair = seen_of("fcfs", of_tenant("heavy", 14.0), of_tenant("light", 12.0), of_tenant("flood", 2.0))
+    fair = seen_of("vtc", of_tenant("heavy", 15.0), of_tenant("light", 0.3), of_tenant("flood", 9.0))
+    assert verdict([unfair, fair]).endswith("`flood` pays most: one request in twenty 2.00 s and 9.00 s.")
+    assert (named([unfair, fair]), named([fair, unfair])) == (("light", "flood"), ("flood", "light"))
+    worse = seen_of("vtc", of_tenant("heavy", 14.0), of_tenant("light", 12.0), of_tenant("flood", 3.0))
+    assert verdict([unfair, worse]) == (
+        "`flood` pays most: under `fcfs`, one request in twenty waited 2.00 s or longer for its first token, under "
+        "`vtc` 3.00 s. Nobody gains: of `heavy`, who asked for most, one request in twenty 14.0 s and 14.0 s."
+    )
+
+
+def test_refusals_are_no_short_waits() -> None:
+    one = seen_of("fcfs", of_tenant("heavy", 9.0), of_tenant("light", 5.0))
+    other = seen_of("vtc", of_tenant("heavy", 0.5, completed=10), of_tenant("light", 2.0))
+    assert "`heavy` pays most: one request in twenty 9.00 s and 0.500 s (90 of 100 refused)." in verdict([one, other])
+    never = seen_of("vtc", of_tenant("heavy", None, completed=0), of_tenant("light", 5.0))
+    assert "under `vtc` for ever (100 of 100 refused)" in verdict([one, never])
+    assert "waited for ever for its first token (100 of 100 refused), under `fcfs` 9.00 s." in verdict([never, one])
+    same = seen_of("vtc", of_tenant("heavy", 9.0, completed=90), of_tenant("light", 5.0))
+    assert "9.00 s (10 of 100 refused)" in verdict([one, same])
+
+
+def test_waits_that_are_alike_are_said_to_be() -> None:
+    one, other = (
+        seen_of(policy, of_tenant("a", 0.05), of_tenant("b", wait_s))
+        for policy, wait_s in (("fcfs", 0.14), ("vtc", 0.1))
+    )
+    assert verdict([one, other]) == (
+        "Under `fcfs`, everybody waited about as long as under `vtc`: `b` waited longest for its first tokens, one "
+        "request in twenty 0.140 s or more."
+    )
+    assert verdict([one]) == (
+        "Under `fcfs`, `b` waited longest for its first tokens, one request in twenty 0.140 s or more."
+    )
+
+
+def test_tenants_of_few_requests_are_named_by_their_median_and_sums_of_many_are_not() -> None:
+    heavy, others = of_tenant("heavy", 9.0), of_tenant(OTHERS, 99.0)
+    for name, requests, shown, waited in (
+        ("rare", 3, "rare", "one request in two waited 4.50 s or longer for its first token, under `vtc` 0.100 s."),
+        ("rare", 1, "rare", "its one request waited 4.50 s for its first token, under `vtc` 0.100 s."),
+        ("n" * 900, 3, "n" * 31 + "…", "one request in two waited 4.50 s or longer"),
+    ):
+        before = seen_of("fcfs", heavy, of_tenant(name, 9.0, requests=requests), of_tenant("light", 2.0), others)
+        after = seen_of(
+            "vtc", heavy, of_tenant(name, 0.2, requests=requests), of_tenant("light", 1.0), of_tenant(OTHERS, 1.0)
+        )
+        assert verdict([before, after]).startswith(f"`{shown}` gains most: under `fcfs`, {waited}")
+
+
+def test_engines_are_compared_under_the_last_policy() -> None:
+    runs = [seen_of(policy, of_tenant("a", 8.0 / engines / (1 + (policy == "vtc"))), backends=engines)
+            for engines in (2, 3, 4) for policy in ("fcfs", "vtc")]  # fmt: skip
+    one, other = compared(runs)
+    assert (one.policy, one.backends, other.policy, other.backends) == ("vtc", 2, "vtc", 4)
+    assert verdict(runs) == (
+        "`a` gains most: with 2 engines under `vtc`, one request in twenty waited 2.00 s or longer for its first "
+        "token, with 4 engines 1.00 s. Nobody pays."
+    )

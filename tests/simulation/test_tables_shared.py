@@ -1,18 +1,12 @@
-"""Limits and interactions over several gateways: the production tables and script, a real Redis, virtual time."""
+"""Limits and interactions over several gateways: the production tables and script, in virtual time."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
 
-import msgspec
-import pytest
-import pytest_asyncio
-import redis
-
-from gateway.storage.redis.redis_store import Script, pool_key
 from policies.admission.decisions import Decision, Dispatch
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
@@ -25,19 +19,12 @@ from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.schedule import DEADLINE_S, START_S, Schedule
 from policies.replicas.tenant_replica import TenantReplica
 from policies.request import NO_CLAIM, Claim, Flow, Refusal, Request, ServiceTokens
-from tests.redis_server import redis_client
+from tests.kit.reference_store import ReferenceStore
 
-EXCHANGE = Script("exchange.lua")
 ANSWER_S = 0.5
 """How long an engine takes for any request."""
 WAY_S = 0.0005
 LOOK_S = 0.001
-
-
-@pytest_asyncio.fixture
-async def server() -> AsyncIterator[redis.Redis]:
-    async with redis_client() as client:
-        yield client
 
 
 class Gateway:
@@ -58,7 +45,6 @@ class Gateways:
 
     def __init__(
         self,
-        server: redis.Redis,
         number: int,
         quota: Quota,
         *,
@@ -71,13 +57,17 @@ class Gateways:
         ]
         self.dispatched_s: dict[str, float] = {}
         self.refused: dict[str, Refusal] = {}
-        self._script = server.register_script(EXCHANGE.source)
         self._is_down = is_down
+        self.flush()
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._serial = count()
         for n, gateway in enumerate(self.gateways):
             for name, schedule in gateway.schedules.items():
                 self.at(0.001 * n, lambda now, g=gateway, k=name, s=schedule: self._look(g, k, s, now))
+
+    def flush(self) -> None:
+        """Let the store lose all."""
+        self._stores = {"*": ReferenceStore(), "pool": ReferenceStore()}
 
     def at(self, when_s: float, happens: Callable[[float], None]) -> None:
         heappush(self._heap, (when_s, next(self._serial), happens))
@@ -109,9 +99,7 @@ class Gateways:
         number, told = schedule.ask(now)
         heard: ReplicaView | None = None
         if not self._is_down(now):
-            args = [gateway.name, number, msgspec.msgpack.encode(told), int(now * 1000) + 10**9]
-            answer = self._script(keys=[pool_key(name, "replicas"), pool_key(name, "")], args=args)
-            heard = msgspec.msgpack.decode(answer, type=ReplicaView)
+            heard = self._stores[name].exchange(gateway.name, number, told, int(now * 1000) + 10**9)
 
         def ended(at: float) -> None:
             decisions = schedule.lost(at) if heard is None else schedule.answered(heard, at)
@@ -137,9 +125,8 @@ def traffic(gateways: Gateways, per_s: float, until_s: float, seed: int = 0) -> 
     gateways.run(until_s)
 
 
-@pytest.mark.asyncio
-async def test_a_limit_per_minute_is_one_of_all_gateways(server: redis.Redis) -> None:
-    gateways = Gateways(server, 4, Quota(requests_per_minute=60))
+def test_a_limit_per_minute_is_one_of_all_gateways() -> None:
+    gateways = Gateways(4, Quota(requests_per_minute=60))
     traffic(gateways, 10.0, 120.0)
     first = sum(at < 60.0 for at in gateways.dispatched_s.values())
     assert first == 60
@@ -148,51 +135,40 @@ async def test_a_limit_per_minute_is_one_of_all_gateways(server: redis.Redis) ->
     assert set(gateways.refused.values()) == {Refusal.RATE_LIMITED}
 
 
-@pytest.mark.asyncio
-async def test_a_store_that_answers_late_at_the_start_lets_no_gateway_use_the_limit_for_itself(
-    server: redis.Redis,
-) -> None:
-    gateways = Gateways(server, 4, Quota(requests_per_minute=60), is_down=lambda now: now < 10.0)
+def test_a_store_that_answers_late_at_the_start_lets_no_gateway_use_the_limit_for_itself() -> None:
+    gateways = Gateways(4, Quota(requests_per_minute=60), is_down=lambda now: now < 10.0)
     traffic(gateways, 50.0, 55.0)
     times = gateways.dispatched_s.values()
     assert (len(times), min(times) > 10.0) == (60, True)
 
 
-@pytest.mark.asyncio
-async def test_workers_that_never_heard_their_hub_have_an_equal_part_of_a_limit_after_a_while(
-    server: redis.Redis,
-) -> None:
-    gateways = Gateways(server, 4, Quota(requests_per_minute=60), is_down=lambda now: True, workers=4)
+def test_workers_that_never_heard_their_hub_have_an_equal_part_of_a_limit_after_a_while() -> None:
+    gateways = Gateways(4, Quota(requests_per_minute=60), is_down=lambda now: True, workers=4)
     traffic(gateways, 50.0, 55.0)
     times = gateways.dispatched_s.values()
     assert len(times) == 60
     assert 10.0 < min(times) < 20.0, "nobody waits for a store that does not come"
 
 
-@pytest.mark.asyncio
-async def test_without_the_store_limits_may_be_made_to_refuse(server: redis.Redis) -> None:
-    gateways = Gateways(
-        server, 2, Quota(requests_per_minute=600), is_down=lambda now: 10.0 < now < 20.0, refuses_alone=True
-    )
+def test_without_the_store_limits_may_be_made_to_refuse() -> None:
+    gateways = Gateways(2, Quota(requests_per_minute=600), is_down=lambda now: 10.0 < now < 20.0, refuses_alone=True)
     traffic(gateways, 5.0, 30.0)
     times = gateways.dispatched_s.values()
     assert not any(12.0 < at < 20.0 for at in times)
     assert any(at > 21.0 for at in times)
 
 
-@pytest.mark.asyncio
-async def test_a_store_that_was_flushed_learns_the_counts_again(server: redis.Redis) -> None:
-    gateways = Gateways(server, 2, Quota(requests_per_minute=60))
-    gateways.at(3.0, lambda now: server.flushall() and None)
+def test_a_store_that_was_flushed_learns_the_counts_again() -> None:
+    gateways = Gateways(2, Quota(requests_per_minute=60))
+    gateways.at(3.0, lambda now: gateways.flush())
     traffic(gateways, 10.0, 60.0)
     # What was reserved may be counted twice. What both counted in the round of the loss may be taken for one count.
     assert 50 <= len(gateways.dispatched_s) <= 60 + 2
 
 
-@pytest.mark.asyncio
-async def test_an_interaction_goes_on_at_another_gateway_under_overload(server: redis.Redis) -> None:
+def test_an_interaction_goes_on_at_another_gateway_under_overload() -> None:
     """A flood fills all slots; its user is beyond the limit of starts; the agent's calls change gateway each time."""
-    gateways = Gateways(server, 2, Quota())
+    gateways = Gateways(2, Quota())
     agent = Claim(id="task", explicit=True)
 
     def flood(now: float) -> None:

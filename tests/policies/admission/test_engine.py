@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 
 import pytest
 
-from policies.admission.decisions import Decision, Dispatch, Failure, Reject
+from policies.admission.decisions import Failure
 from policies.admission.engine import AdmissionEngine
-from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
-from policies.queue.bounds import QueueLimits
 from policies.request import Refusal, Request, ServiceTokens
-from tests.policies.making import LIMITS, dispatched, make_request
-
-
-def engine_of(policy: str = "vtc", *, slots: int | None = 2, limits: QueueLimits = LIMITS) -> AdmissionEngine:
-    engine = AdmissionEngine(named_policy(policy), limits=limits)
-    engine.add_backend("one", max_num_seqs=slots)
-    return engine
+from tests.policies.making import LIMITS, dispatched, make_request, pool_of, rejected
 
 
 def fill(engine: AdmissionEngine, tenant: str = "a", now: float = 0.0) -> list[str]:
@@ -30,64 +21,34 @@ def fill(engine: AdmissionEngine, tenant: str = "a", now: float = 0.0) -> list[s
     return ids
 
 
-def test_a_request_that_fits_is_dispatched_at_once() -> None:
-    engine = engine_of()
-    assert engine.arrived(make_request("a", id="x"), 0.0) == [Dispatch("x", "one")]
-    assert engine.next_wakeup() is None
-
-
-def test_no_healthy_backend_is_refused_at_once() -> None:
-    engine = engine_of()
-    engine.backend_changed("one", False, 0.0)
-    (rejected,) = engine.arrived(make_request("a", id="x"), 0.0)
-    assert isinstance(rejected, Reject)
-    assert (rejected.id, rejected.reason) == ("x", Refusal.NO_BACKEND)
-
-
-def test_what_waits_too_long_is_refused_uncharged() -> None:
-    engine = engine_of()
-    fill(engine)
-    wakeup_s = engine.next_wakeup()
-    assert wakeup_s is not None
-    assert wakeup_s <= 2.0
-    (rejected,) = engine.woke(2.0)
-    assert isinstance(rejected, Reject)
-    assert rejected.reason is Refusal.QUEUE_TIMEOUT
-    assert rejected.retry_after_s >= 1.0
-
-
 def test_nothing_waits_longer_because_a_clock_was_set_back() -> None:
-    engine = engine_of()
+    engine = pool_of("one", limits=LIMITS)
     fill(engine, now=100.0)
     engine.woke(0.0)
     assert engine.next_wakeup() == 2.0
-    (rejected,) = engine.woke(2.0)
-    assert isinstance(rejected, Reject)
-    assert rejected.reason is Refusal.QUEUE_TIMEOUT
+    assert [reason for _, reason in rejected(engine.woke(2.0))] == [Refusal.QUEUE_TIMEOUT]
 
 
 @pytest.mark.parametrize("policy", ["vtc", "fairserve"])
 def test_of_what_ended_only_the_decision_is_kept(policy: str) -> None:
     """Whatever is kept for a while is looked through by Python's garbage collector, during which nothing is served."""
-    engine = engine_of(policy)
+    engine = pool_of("one", policy=policy, limits=LIMITS)
     ids = [f"request-{number}" for number in range(50)]
     for now, id in enumerate(ids):
         assert dispatched(engine.arrived(make_request("a", id=id), now)) == [id]
         engine.finished(id, ServiceTokens(10, 5), now + 0.5)
     assert not [each for each in gc.get_objects() if isinstance(each, Request) and each.id in ids]
     found = engine.explain(ids[0], 100.0)
-    assert found is not None
     assert (found.state, found.flow.tenant) == ("dispatched", "a")
 
 
 def test_a_refused_request_goes_back_to_the_head_unbilled_and_the_backend_is_left_alone() -> None:
-    engine = engine_of()
+    engine = pool_of("one", limits=LIMITS)
     ids = fill(engine)
     request = engine.requests.leases[ids[-1]].request
     assert engine.failed(request.id, Failure.REFUSED, 1.0) == []
     assert request.progress.charged == 0.0
     wakeup_s = engine.next_wakeup()
-    assert wakeup_s is not None
     assert 1.0 < wakeup_s < 1.5
     for other in ids[:-1]:
         assert engine.finished(other, ServiceTokens(10, 5), 1.0) is not None
@@ -96,61 +57,33 @@ def test_a_refused_request_goes_back_to_the_head_unbilled_and_the_backend_is_lef
 
 
 def test_a_request_that_reaches_no_backend_is_tried_a_bounded_number_of_times() -> None:
-    engine = engine_of()
+    engine = pool_of("one", limits=LIMITS)
     engine.arrived(make_request("a", id="x"), 0.0)
-    decisions: Sequence[Decision] = ()
     now, attempts = 0.0, 1
-    while not any(isinstance(decision, Reject) for decision in decisions):
-        decisions = engine.failed("x", Failure.UNREACHED, now)
-        wakeup_s = engine.next_wakeup()
-        if wakeup_s is not None:
-            now = wakeup_s
-            attempts += len(dispatched(engine.woke(now)))
-    assert attempts == LIMITS.attempts_max
-    assert [decision.reason for decision in decisions if isinstance(decision, Reject)] == [Refusal.NO_BACKEND]
+    while not (found := rejected(engine.failed("x", Failure.UNREACHED, now))):
+        now = engine.next_wakeup()
+        attempts += len(dispatched(engine.woke(now)))
+    assert (attempts, found) == (LIMITS.attempts_max, [("x", Refusal.NO_BACKEND)])
     assert (engine.queued, engine.dispatched) == (0, 0)
-
-
-def test_requests_refused_in_one_incident_count_as_one_refusal() -> None:
-    engine = engine_of(slots=32, limits=QueueLimits())
-    ids = [dispatched(engine.arrived(make_request("a"), 0.0))[0] for _ in range(16)]
-    for request_id in ids:
-        engine.failed(request_id, Failure.REFUSED, 0.01)
-    wakeup_s = engine.next_wakeup()
-    assert wakeup_s is not None
-    assert wakeup_s < 0.5, "sixteen that were sent together say no more than one does"
 
 
 def test_an_arrival_takes_the_room_that_time_has_made() -> None:
     """An answer that is not streamed has started, by its pace; nobody else will say so."""
-    engine = engine_of(slots=8)
+    engine = pool_of("one", slots=8, limits=LIMITS)
     engine.backend_changed("one", Gauges(0.0, running=0, waiting=0), 0.0)
     engine.arrived(make_request("a", prompt=2000, streamed=False), 0.0)
     assert engine.arrived(make_request("a", id="waits", prompt=2000), 0.0) == []
-    assert engine.blocked is not None
     assert engine.blocked.nearest() == "prefill"
     started_s = engine.next_wakeup()
-    assert started_s is not None
     seen = dispatched(engine.arrived(make_request("a", id="next", prompt=1), started_s + 0.5))
     if "waits" not in seen:
-        wakeup_s = engine.next_wakeup()
-        assert wakeup_s is not None
-        assert wakeup_s < started_s + 0.6, "the room is there, and nothing but the deadline will wake the queue"
-
-
-def test_the_first_to_give_way_is_not_the_one_that_a_backend_returned() -> None:
-    engine = engine_of(slots=8)
-    engine.arrived(make_request("a", id="returned", prompt=100), 0.0)
-    for number in range(LIMITS.queue_requests_max - 1):
-        engine.arrived(make_request("a", id=f"later{number}", prompt=5000), 0.0)
-    engine.failed("returned", Failure.REFUSED, 0.1)
-    assert engine.queued == LIMITS.queue_requests_max
-    rejected = [decision.id for decision in engine.arrived(make_request("b"), 0.15) if isinstance(decision, Reject)]
-    assert rejected == [f"later{LIMITS.queue_requests_max - 2}"]
+        assert engine.next_wakeup() < started_s + 0.6, (
+            "the room is there, and nothing but the deadline will wake the queue"
+        )
 
 
 def test_what_was_learned_while_a_request_waited_counts_when_it_is_dispatched() -> None:
-    engine = engine_of(slots=1)
+    engine = pool_of("one", slots=1, limits=LIMITS)
     for number in range(8):
         engine.arrived(make_request("a", id=f"short-{number}"), 0.0)
         engine.finished(f"short-{number}", ServiceTokens(10, 5), 0.0)

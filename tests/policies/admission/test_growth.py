@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from policies.admission.decisions import Decision, Dispatch
+from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
@@ -50,7 +50,6 @@ class FullPool:
 
     def note(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
-            assert isinstance(decision, Dispatch)
             self.at[decision.backend].append(decision.id)
             self.starting.append(decision.id)
 

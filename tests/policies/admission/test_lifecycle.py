@@ -17,7 +17,7 @@ from policies.limits.quotas import Quota, Quotas
 from policies.orders.order import Selection
 from policies.request import Claim, Refusal, Request, ServiceTokens, State
 from policies.tree.node import SEQUENCES
-from tests.policies.making import make_request, policy_with
+from tests.policies.making import make_request, policy_with, pool_of
 
 SERVICE = ServiceTokens(12, 7)
 
@@ -60,15 +60,12 @@ def ways(state: State, way: Way = ()) -> list[Way]:
 
 
 def engine_with_ledger() -> AdmissionEngine:
-    engine = AdmissionEngine(policy_with("fairserve"), quotas=Quotas(Quota(requests_per_minute=50, concurrent=5)))
-    engine.add_backend("one", max_num_seqs=2)
-    return engine
+    return pool_of("one", policy=policy_with("fairserve"), quotas=Quotas(Quota(requests_per_minute=50, concurrent=5)))
 
 
 def known_to(requests: RequestLedger, request: Request) -> set[str]:
     """The tables that know this request, the only one that there is."""
     interaction, quotas, pool = request.progress.interaction, requests.quotas, requests.tree.pool
-    assert quotas is not None
     counts = {
         "queue": len(requests.waiting.requests),
         "limits": quotas.under_way.get("a", 0),
@@ -87,7 +84,6 @@ def known_to(requests: RequestLedger, request: Request) -> set[str]:
 def test_each_state_is_known_to_its_books_and_the_end_to_none(way: Way) -> None:
     engine = engine_with_ledger()
     requests, quotas = engine.requests, engine.quotas
-    assert quotas is not None
     request = make_request("a", id="x", claim=Claim("i"))
     for event, after in way:
         if event is lifecycle.DISPATCHED:

@@ -15,7 +15,7 @@ from policies.limits.quotas import Quota, Quotas
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Request, ServiceTokens, State
-from tests.policies.making import make_request, policy_with
+from tests.policies.making import make_request, policy_with, pool_of
 
 ONE_AT_A_TIME = CapacitySettings(waiting_target=0)
 LIMITS = QueueLimits(queue_requests_max=100, queue_wait_s_max=20.0, queue_wait_s_max_inside=40.0)
@@ -29,17 +29,18 @@ class Two:
         self.interactions = Interactions()
         self.source, self.target = (
             AdmissionEngine(
-                policy_with(policy),
-                limits=LIMITS,
-                capacity=ONE_AT_A_TIME,
-                interactions=self.interactions,
+                policy_with(policy), limits=LIMITS, capacity=ONE_AT_A_TIME, interactions=self.interactions,
                 quotas=self.quotas,
             )
             for _ in range(2)
-        )
+        )  # fmt: skip
         self.source.add_backend("s", max_num_seqs=1)
         self.target.add_backend("t", max_num_seqs=1)
         self.source.arrived(make_request("x", id="runs"), 0.0)
+
+    def taken(self, now: float) -> dict[str, int]:
+        """What tenant `a` has taken of its limits."""
+        return {limit.name: limit.limit - limit.remaining for limit in self.quotas.standing("a", now)}
 
     def go(self, now: float) -> list[Request]:
         """Those that move at this time, as they are there."""
@@ -81,12 +82,10 @@ def test_it_is_charged_once_and_counted_once(policy: str) -> None:
     two.source.backend_changed("s", False, 1.0)
     [moved] = two.go(2.0)
     assert (moved.progress.state, moved.progress.deadline_s) == (State.QUEUED, deadline_s)
-    standing = {limit.name: limit.limit - limit.remaining for limit in two.quotas.standing("a", 2.0)}
-    assert standing == {"requests": 1, "tokens": 20, "concurrent": 1}
+    assert two.taken(2.0) == {"requests": 1, "tokens": 20, "concurrent": 1}
     assert two.target.woke(3.0) == [Dispatch("waits", "t")]
     two.target.finished("waits", ServiceTokens(20, 5), 4.0)
-    standing = {limit.name: limit.limit - limit.remaining for limit in two.quotas.standing("a", 4.0)}
-    assert standing == {"requests": 1, "tokens": 25, "concurrent": 0}
+    assert two.taken(4.0) == {"requests": 1, "tokens": 25, "concurrent": 0}
     interaction = moved.progress.interaction
     if interaction is not None:
         assert (interaction.calls, interaction.under_way, interaction.tokens) == (1, 0, 25)
@@ -102,9 +101,7 @@ def test_all_of_its_wait_is_kept_with_its_reasons() -> None:
     two.source.backend_changed("s", False, 3.0)
     first, second = two.go(7.0)
     two.target.woke(7.0)
-    explained = two.target.explain("second", 8.0)
-    assert explained is not None
-    assert explained.waited_s == {Obstacle.TURN: 3.0, Obstacle.CLOSED: 4.0}
+    assert two.target.explain("second", 8.0).waited_s == {Obstacle.TURN: 3.0, Obstacle.CLOSED: 4.0}
     two.target.finished("busy", ServiceTokens(10, 1), 12.0)
     assert seconds_of(first.progress.wait) == {Obstacle.SLOTS: 7.0, Obstacle.CLOSED: 4.0}
     two.target.finished("first", ServiceTokens(10, 1), 15.0)
@@ -112,8 +109,9 @@ def test_all_of_its_wait_is_kept_with_its_reasons() -> None:
 
 
 def test_it_has_a_place_only_where_nobody_gives_way() -> None:
-    engine = AdmissionEngine(policy_with("fairserve"), limits=QueueLimits(queue_requests_max=1), capacity=ONE_AT_A_TIME)
-    engine.add_backend("t", max_num_seqs=1)
+    engine = pool_of(
+        "t", policy=policy_with("fairserve"), slots=1, limits=QueueLimits(queue_requests_max=1), capacity=ONE_AT_A_TIME
+    )
     engine.arrived(make_request("x", id="runs"), 0.0)
     assert has_place(engine, make_request("a"))
     engine.arrived(make_request("b", id="waits"), 0.0)

@@ -30,7 +30,6 @@ def test_whatever_can_start_has_started_and_everything_ends_once(policy: str, po
     for seed in range(2):
         world = World(policy, seed, pools=pools)
         play(world, 350)
-        assert QUOTA.tokens_per_minute is not None
         assert max(world.taken.values()) <= QUOTA.tokens_per_minute
 
 
@@ -48,3 +47,29 @@ def test_it_is_so_with_a_thousand_tenants_and_300_engines() -> None:
         world.arrives()
     assert world.waiting
     play(world, 40)
+
+
+# --- only events change what is decided ---
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_no_question_changes_a_decision(policy: str) -> None:
+    for seed, later_s in enumerate((0.0, 0.3, 70.0)):
+        silent, asked = World(policy, seed), World(policy, seed)
+        for _ in range(100):
+            silent.event()
+            asked.event()
+            asked.ask(later_s)
+            assert asked.log == silent.log
+            assert asked.pools[0].next_wakeup() == silent.pools[0].next_wakeup()
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_the_order_of_the_engines_in_the_config_changes_nothing(policy: str) -> None:
+    for seed, order in enumerate(((2, 0, 1), (1, 2, 0), (2, 1, 0))):
+        one, other = World(policy, seed), World(policy, seed, order=order)
+        for _ in range(150):
+            one.event()
+            other.event()
+            assert other.log == one.log
+            assert other.pools[0].pressure(one.now) == one.pools[0].pressure(one.now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -16,17 +17,14 @@ from policies.capacity.overload import OverloadSettings
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
 from policies.request import Refusal, ServiceTokens, State
-from tests.policies.making import dispatched, make_request, policy_with
+from tests.policies.making import dispatched, make_request, pool_of, rejected
 
 LIMITS = QueueLimits(queue_wait_s_max=60.0, queue_wait_s_max_inside=60.0)
 POLICIES = ("fairserve", "vtc", "fcfs", "d2lpm")
 
 
-def engine_of(policy: str, *engines: str, slots: int = 8) -> AdmissionEngine:
-    engine = AdmissionEngine(named_policy(policy), limits=LIMITS)
-    for name in engines:
-        engine.add_backend(name, max_num_seqs=slots)
-    return engine
+def engine_of(policy: str, *engines: str, slots: int = 8, **settings: Any) -> AdmissionEngine:
+    return pool_of(*engines, policy=named_policy(policy, **settings), slots=slots, limits=LIMITS)
 
 
 def asks(engine: AdmissionEngine, id: str, now: float, tenant: str = "a") -> list[str]:
@@ -104,7 +102,7 @@ def test_what_no_engine_may_have_any_more_is_refused_when_its_turn_comes(policy:
     engine.failed("x", Failure.UNREACHED, 0.2)
     other = "two" if first == "one" else "one"
     decisions = engine.backend_changed(other, False, 0.25)
-    assert [decision.reason for decision in decisions if isinstance(decision, Reject)] == [Refusal.BACKEND_FAILED]
+    assert rejected(decisions) == [("x", Refusal.BACKEND_FAILED)]
     assert asks(engine, "y", 0.3) == ["y"]
 
 
@@ -115,18 +113,22 @@ def test_where_another_pool_stands_in_it_rests_until_that_has_it() -> None:
     assert engine.failed("x", Failure.DROPPED, 0.1) == []
     request = engine.requests.waiting.requests["x"]
     assert (request.progress.state, request.progress.rests) == (State.QUEUED, True)
-    assert [decision for decision in engine.woke(60.0) if isinstance(decision, Reject)] == [
-        Reject("x", Refusal.QUEUE_TIMEOUT, 1.0)
-    ]
+    assert rejected(engine.woke(60.0)) == [("x", Refusal.QUEUE_TIMEOUT)]
     assert (engine.queued, engine.next_wakeup()) == (0, None)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_an_engine_that_comes_takes_what_rests(policy: str) -> None:
-    engine = engine_of(policy, "one", "two")
+@pytest.mark.parametrize(
+    ("policy", "settings"),
+    [*[(name, {}) for name in POLICIES], ("fairserve", {"throttle": ThrottleSettings(user=Ceilings(requests=5))})],
+    ids=[*POLICIES, "limits in overload"],
+)
+def test_an_engine_that_comes_takes_what_rests(policy: str, settings: dict[str, Any]) -> None:
+    engine = engine_of(policy, "one", "two", **settings)
     engine.backend_changed("two", False, 0.0)
     asks(engine, "x", 0.0)
     engine.failed("x", Failure.REFUSED, 1.0, None, 30.0)
+    engine.woke(1.5)
+    assert engine.requests.waiting.requests["x"].progress.rests
     assert dispatched(engine.backend_changed("two", True, 2.0)) == ["x"]
     assert at(engine, "x") == "two"
 
@@ -188,22 +190,7 @@ def test_what_only_one_engine_can_serve_is_refused_at_once_where_that_is_gone(
     engine.is_stood_in_for = is_stood_in_for
     engine.arrived(make_request("a", id="x", engine="one"), 0.0)
     engine.failed("x", Failure.REFUSED, 0.1, None, 30.0)
-    decisions = [*engine.backend_changed("one", False, 1.0)]
-    decisions += engine.arrived(make_request("a", id="y", engine="one"), 1.1)
-    assert [(each.id, each.reason) for each in decisions if isinstance(each, Reject)] == [
-        ("x", Refusal.NO_BACKEND),
-        ("y", Refusal.NO_BACKEND),
-    ]
+    assert rejected(engine.backend_changed("one", False, 1.0)) == [("x", Refusal.NO_BACKEND)]
+    later = engine.arrived(make_request("a", id="y", engine="one"), 1.1)
+    assert rejected(later) == [("y", Refusal.NO_BACKEND)]
     assert engine.queued == 0
-
-
-def test_an_engine_that_comes_takes_what_rests_where_limits_hold_in_overload() -> None:
-    throttled = policy_with("fairserve", throttle=ThrottleSettings(user=Ceilings(requests=5)))
-    engine = AdmissionEngine(throttled, limits=LIMITS)
-    for name in ("one", "two"):
-        engine.add_backend(name, max_num_seqs=8, healthy=name == "one")
-    asks(engine, "x", 0.0)
-    engine.failed("x", Failure.REFUSED, 1.0, None, 30.0)
-    engine.woke(1.5)
-    assert engine.requests.waiting.requests["x"].progress.rests
-    assert dispatched(engine.backend_changed("two", True, 2.0)) == ["x"]

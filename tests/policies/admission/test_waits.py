@@ -2,106 +2,68 @@
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 
-from policies.admission.decisions import Dispatch, Reject
+import pytest
+
+from policies.admission.decisions import Decision, Dispatch, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.explanation import waited_in_words
-from policies.admission.waits import Waits, seconds_of
+from policies.admission.waits import seconds_of
 from policies.capacity.gauges import CapacitySettings
-from policies.capacity.obstacle import Blocked, Obstacle
+from policies.capacity.obstacle import Obstacle
 from policies.orders.policy_entries import POLICIES
 from policies.request import Refusal, Refused, Request, ServiceTokens, State
-from tests.policies.making import make_request, policy_with
-from tests.policies.plays import BACKENDS, STEPS, Play, Step, engine_of
+from tests.policies.admission.world import World
+from tests.policies.making import SilentGateways, make_request, policy_with, pool_of
 
 
-class Watched:
-    """A play in which somebody notes of every waiting request, after each event, what it waits for from then on."""
+class Watched(World):
+    """A world in which somebody notes of every waiting request, after each event, what it waits for from then on."""
 
-    def __init__(self, policy: str, backends: tuple[str, ...]) -> None:
-        self.play = Play(engine_of(policy, backends))
-        self.requests: dict[str, Request] = {}
-        self.seconds: dict[str, dict[str, float]] = {}
-        self.began_s: dict[str, float] = {}
+    def __init__(self, policy: str, seed: int) -> None:
+        self.waits_for: dict[str, Obstacle] = {}
+        self.since_s = 0.0
+        self.seconds: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.dispatched_s: dict[str, float] = {}
+        super().__init__(policy, seed, slots=(None, 4, 8)[: 1 + seed % 3])
 
-    def step(self, *step: object) -> None:
-        play, engine = self.play, self.play.engine
-        waits_for = {one: self.obstacle(request) for one, request in engine.requests.waiting.requests.items()}
-        before_s, decided, running = play.now, len(play.log), {*play.dispatched}
-        play.step(*step)  # type: ignore[arg-type]
-        for one, obstacle in waits_for.items():
-            self.count(one, obstacle, play.now - before_s)
-        for one in running & self.seconds.keys():
-            if one in play.queued or one in {each.id for each in play.log[decided:]}:
-                self.count(one, Obstacle.RETURNED, play.now - self.dispatched_s[one])
-        for one, request in engine.requests.waiting.requests.items():
-            self.began_s.setdefault(one, play.now)
-            self.seconds.setdefault(one, {})
-            self.requests[one] = request
-        for decision in play.log[decided:]:
-            if decision.id in self.seconds:
-                self.check(decision.id, self.seconds[decision.id])
+    def carry(self, pool: AdmissionEngine, decisions: Sequence[Decision]) -> None:
+        for one, obstacle in self.waits_for.items():
+            self.seconds[one][obstacle] += self.now - self.since_s
+        for one in self.dispatched_s.keys() & self.waiting.keys():
+            self.seconds[one][Obstacle.RETURNED] += self.now - self.dispatched_s.pop(one)
+        for decision in decisions:
+            wait = self.waiting[decision.id][0].progress.wait
+            assert +Counter(seconds_of(wait)) == pytest.approx(+self.seconds[decision.id])
             if isinstance(decision, Dispatch):
-                lease = engine.requests.lease(decision.id)
-                self.requests[decision.id] = lease.request
-                self.dispatched_s[decision.id] = play.now
-                self.seconds.setdefault(decision.id, {})
-                self.began_s.setdefault(decision.id, play.now)
-        for one, request in engine.requests.waiting.requests.items():
-            found = engine.explain(one, play.now + 0.5)
-            assert found is not None
-            assert sum(found.waited_s.values()) == pytest.approx(play.now + 0.5 - self.began_s[one])
-            closed_s = self.seconds[one].get(Obstacle.CLOSED, 0.0) + 0.5 * (self.obstacle(request) is Obstacle.CLOSED)
-            assert found.waited_s.get(Obstacle.CLOSED, 0.0) == pytest.approx(closed_s)
+                self.dispatched_s[decision.id] = self.now
+        super().carry(pool, decisions)
+        self.since_s = self.now
+        self.waits_for = {one: self.obstacle(pool, request) for one, (request, _) in self.waiting.items()}
+        for one, obstacle in self.waits_for.items():
+            expected = self.seconds[one] + Counter({obstacle: 0.5})
+            assert pool.explain(one, self.now + 0.5).waited_s == pytest.approx(+expected)
 
-    def obstacle(self, request: Request) -> Obstacle:
-        blocked = self.play.engine.blocked
-        assert blocked is not None
-        heads = (blocked, *blocked.others)
-        if all(each.nearest() is Obstacle.CLOSED for each in heads):
+    def obstacle(self, pool: AdmissionEngine, request: Request) -> Obstacle:
+        heads = (pool.blocked, *pool.blocked.others) if pool.blocked is not None else ()
+        if heads and all(each.nearest() is Obstacle.CLOSED for each in heads):
             return Obstacle.CLOSED
         return next((each.nearest() for each in heads if each.request is request), Obstacle.TURN)
 
-    def count(self, one: str, obstacle: str, seconds: float) -> None:
-        by = self.seconds[one]
-        by[obstacle] = by.get(obstacle, 0.0) + seconds
 
-    def check(self, one: str, expected: dict[str, float]) -> None:
-        wait = self.requests[one].progress.wait
-        if wait is None:
-            assert not expected
-            return
-        assert {name: seconds for name, seconds in seconds_of(wait).items() if seconds > 1e-9} == pytest.approx(
-            expected
-        )
-        assert sum(seconds_of(wait).values()) == pytest.approx(self.play.now - self.began_s[one])
-
-
-@settings(max_examples=40)
-@given(policy=st.sampled_from(sorted(POLICIES)), steps=STEPS, backends=st.integers(1, 3))
-def test_each_moment_of_a_wait_counts_once_for_the_obstacle_of_that_moment(
-    policy: str, steps: list[Step], backends: int
-) -> None:
-    watched = Watched(policy, BACKENDS[:backends])
-    for step in steps:
-        watched.step(*step)
-
-
-def idle(*backends: str, policy: str = "fcfs") -> AdmissionEngine:
-    """Engines with one slot each, and nothing beyond."""
-    engine = AdmissionEngine(policy_with(policy), capacity=CapacitySettings(waiting_target=0))
-    for name in backends:
-        engine.add_backend(name, max_num_seqs=1)
-    return engine
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_each_moment_of_a_wait_counts_once_for_the_obstacle_of_that_moment(policy: str) -> None:
+    for seed in range(6):
+        world = Watched(policy, seed)
+        for _ in range(100):
+            world.event()
 
 
 def full() -> AdmissionEngine:
-    """One engine with one slot, which is taken."""
-    engine = idle("one")
+    """One engine with one slot, which is taken, and nothing beyond."""
+    engine = pool_of("one", policy=policy_with("fcfs"), slots=1, capacity=CapacitySettings(waiting_target=0))
     assert engine.arrived(make_request("a", id="first"), 0.0)
     engine.progressed("first", 1, 0.0)
     return engine
@@ -109,7 +71,6 @@ def full() -> AdmissionEngine:
 
 def waited(engine: AdmissionEngine, request_id: str, now: float) -> str:
     found = engine.explain(request_id, now)
-    assert found is not None
     return waited_in_words(found.waited_s, {}, found.flow.tenant)
 
 
@@ -135,26 +96,13 @@ def test_a_wait_is_told_in_one_sentence() -> None:
     assert waited(engine, "q0", 9.0) == "waited 1.25 s: 1.25 s for a sequence slot"
     assert waited(engine, "q1", 9.0) == "waited 1.5 s: 1.25 s for its turn, 0.25 s for a sequence slot"
     assert waited(engine, "first", 9.0) == ""
-    found = engine.explain("first", 9.0)
-    assert found is not None
-    assert found.reason == "dispatched to one at once: no other engine had room"
-
-
-class Others:
-    """Other gateways, who must be asked about everything."""
-
-    def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:
-        return True
-
-    def ask(self, engine: object, request: Request) -> None: ...
-
-    def let_go(self, request: Request) -> None: ...
+    assert engine.explain("first", 9.0).reason == "dispatched to one at once: no other engine had room"
 
 
 @pytest.mark.parametrize("refused", [None, Refused(Refusal.RATE_LIMITED, 1.0)])
 def test_the_answer_of_other_gateways_is_waited_for(refused: Refused | None) -> None:
     engine = full()
-    engine.elsewhere = Others()
+    engine.elsewhere = SilentGateways()
     request = make_request("a", id="x", arrived_s=1.0)
     assert not engine.arrived(request, 1.0)
     assert request.progress.state is State.UNDECIDED
@@ -168,48 +116,3 @@ def test_the_answer_of_other_gateways_is_waited_for(refused: Refused | None) -> 
         engine.finished("first", ServiceTokens(10, 5), 3.0)
         expected = {"asked": 1.0, "slots": 1.0}
     assert seconds_of(request.progress.wait) == expected
-
-
-def test_one_that_is_cancelled_or_expires_has_waited_too() -> None:
-    engine = full()
-    request = make_request("a", id="x", arrived_s=1.0)
-    engine.arrived(request, 1.0)
-    engine.cancelled("x", 4.0)
-    assert seconds_of(request.progress.wait) == {"slots": 3.0}
-    assert engine.blocked is None
-    late = make_request("a", id="y", arrived_s=10.0)
-    engine.arrived(late, 10.0)
-    engine.finished("first", ServiceTokens(1, 1), 10.5)
-    assert seconds_of(late.progress.wait) == {"slots": 0.5}, "nothing of the time in which nobody waited"
-
-
-def test_where_each_engine_has_a_queue_the_next_of_each_waits_for_its_own_engine() -> None:
-    engine = idle("one", "two", policy="d2lpm")
-    for number in range(4):
-        engine.arrived(make_request("a", id=f"q{number}"), 0.0)
-    assert engine.queued == 2
-    assert isinstance(engine.blocked, Blocked)
-    assert len(engine.blocked.others) == 1
-    for one in ("q2", "q3"):
-        found = engine.explain(one, 1.0)
-        assert found is not None
-        assert set(found.waited_s) <= {"slots", "prefill"}
-        assert sum(found.waited_s.values()) == 1.0
-
-
-def test_the_time_since_an_event_counts_for_those_that_were_next_then() -> None:
-    waits, now = Waits(), 1.0
-    head, other = make_request(), make_request()
-    for request in (head, other):
-        waits.began(request, now, asked=False)
-    blocked = Blocked(head, {"full": Obstacle.KV, "fuller": Obstacle.SLOTS})
-    blocked.others = (Blocked(other, {"full": Obstacle.SLOTS}),)
-    waits.blocked(blocked, now)
-    blocked.set("full", None)  # the next event finds another obstacle, and no other request beside the head
-    blocked.others = ()
-    waits.blocked(blocked, now + 2.0)
-    for request, obstacle in ((head, Obstacle.KV), (other, Obstacle.SLOTS)):
-        waits.ended(request, now + 2.0)
-        assert request.progress.wait is not None
-        assert {name: seconds for name, seconds in request.progress.wait.by.items() if seconds} == {obstacle: 2.0}
-        assert seconds_of(request.progress.wait)[obstacle] == 2.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,9 @@ LIMITS = QueueLimits(
     queue_requests_max=40, queue_bytes_max=2000, queue_wait_s_max=20.0, attempts_max=3, queue_wait_s_max_inside=40.0
 )
 MANY = QueueLimits(queue_requests_max=2000, queue_wait_s_max=20.0)
-STARTS = ThrottleSettings(user=Ceilings(starts=20))
+SETTINGS = {
+    "requests_per_minute": 400, "throttle": ThrottleSettings(user=Ceilings(starts=20)), "window_tokens": 1000.0,
+}  # fmt: skip
 WEIGHTS = (1.0, 2.0, 0.5, 1.0)
 QUOTA = Quota(requests_per_minute=400, tokens_per_minute=60_000, concurrent=30)
 KV_TOKENS = 8000
@@ -42,6 +45,7 @@ class World:
     """Random events at pools that share tenants, limits and interactions. What must always hold is checked after each.
 
     `slots`: of each engine. `jumps`: the clock is set back and forth. `order`: of the engines in the configuration.
+    `returns`: engines send requests back. `settings`: of the policy.
     """
 
     def __init__(
@@ -55,11 +59,13 @@ class World:
         jumps: bool = False,
         limits: QueueLimits = LIMITS,
         order: Sequence[int] | None = None,
+        returns: bool = True,
+        **settings: Any,
     ) -> None:
         self.random = Random(seed)
         self.quotas = Quotas(QUOTA)
         self.interactions = Interactions()
-        self.jumps = jumps
+        self.jumps, self.returns = jumps, returns
         self.now = 1000.0
         self.tenants = [f"t{number}" for number in range(tenants)]
         self.serial = 0
@@ -80,14 +86,15 @@ class World:
         self.lifts: dict[tuple[int, str], Lift] = {}
         self.pools = [
             AdmissionEngine(
-                policy_with(policy, requests_per_minute=400, throttle=STARTS, window_tokens=1000.0), limits=limits,
-                quotas=self.quotas, interactions=self.interactions,
+                policy_with(policy, **SETTINGS | settings), limits=limits, quotas=self.quotas,
+                interactions=self.interactions,
             )
             for _ in range(pools)
         ]  # fmt: skip
+        self.slots = {f"e{number}": slots[number] for number in order or range(len(slots))}
         for pool in self.pools:
-            for number in order or range(len(slots)):
-                pool.add_backend(f"e{number}", max_num_seqs=slots[number])
+            for name, count in self.slots.items():
+                pool.add_backend(name, max_num_seqs=count)
 
     def carry(self, pool: AdmissionEngine, decisions: Sequence[Decision]) -> None:
         self.log += decisions
@@ -157,7 +164,6 @@ class World:
             if isinstance(decision, Reject) and decision.reason in (Refusal.OVER_USER_LIMIT, Refusal.OVER_APP_LIMIT):
                 assert pool.pressure(self.now).overloaded
                 assert not request.progress.inside
-                assert decision.limit is not None
                 assert decision.limit.remaining == 0
             if isinstance(decision, Reject) and decision.id == request.id and decision.reason is Refusal.QUEUE_FULL:
                 has_place = queued < (1.0 - KEPT_FREE) * self.limits.queue_requests_max
@@ -172,7 +178,7 @@ class World:
             self.carry(pool, pool.progressed(id, rng.choice([0, 1, 5, 40]), self.now))
             return
         del self.running[id]
-        if what < 0.5:
+        if what < 0.5 and self.returns:
             self.waiting[id] = request, pool
             failure = rng.choice([Failure.REFUSED, Failure.UNREACHED, Failure.DROPPED])
             unreached = request.progress.unreached + (failure is Failure.UNREACHED)
@@ -200,7 +206,7 @@ class World:
     def engine_changes(self, pool: AdmissionEngine) -> None:
         rng = self.random
         name = rng.choice(sorted(pool.backends))
-        if rng.random() < 0.2:  # it has crashed, and comes back with an empty cache
+        if rng.random() < 0.2 and self.returns:  # it has crashed, and comes back with an empty cache
             for id in [id for id, (_, own, engine) in self.running.items() if own is pool and engine == name]:
                 request, _, _ = self.running.pop(id)
                 self.waiting[id] = request, pool
@@ -217,23 +223,30 @@ class World:
 
     def time_passes(self, seconds: float) -> None:
         """Each pool is woken at the times that it names, and at no other."""
-        self.now += seconds
+        began_s, until_s = self.now, self.now + seconds
         for pool in self.pools:
+            self.now = began_s
             for _ in range(10_000):
                 wakeup_s = pool.next_wakeup()
-                if wakeup_s is None or wakeup_s > self.now:
+                if wakeup_s is None or wakeup_s > until_s:
                     break
-                self.carry(pool, pool.woke(max(wakeup_s, self.now - seconds) + 1e-6))
+                self.now = max(wakeup_s, began_s) + 1e-6
+                self.carry(pool, pool.woke(self.now))
             else:
                 raise AssertionError("woken without end")
+        self.now = until_s
 
     def ask(self, later_s: float) -> None:
         """Ask everything that can be asked, as of now and of a while later."""
         for pool in self.pools:
             for now in (self.now, self.now + later_s):
                 pool.pressure(now)
-                for id in [*self.waiting, *self.running, "nobody"]:
+                for id in [*self.waiting, *self.running]:
                     pool.explain(id, now)
+                assert pool.explain("nobody", now) is None
+                for request in pool.requests.waiting.requests.values():
+                    if request.progress.state is State.QUEUED:
+                        pool.requests.expected(request, now, comes=False)
                 for id in pool.requests.leases:
                     pool.received(id, now)
                 for ledger in pool.backends.values():
@@ -258,7 +271,6 @@ class World:
                     assert found <= NOT_FREE, "a request waits beside an engine that runs nothing"
         under_way = Counter(request.flow.tenant for request, *_ in (*self.waiting.values(), *self.running.values()))
         assert self.quotas.under_way == under_way
-        assert QUOTA.concurrent is not None
         assert max(under_way.values(), default=0) <= QUOTA.concurrent
 
     def check_books(self) -> None:
@@ -295,7 +307,6 @@ class World:
         assert {(lease.request.id, lease.backend) for lease in leases} == mine
         for id, state in (*((id, "queued") for id in waiting), *((id, "dispatched") for id, _ in mine)):
             explanation = pool.explain(id, self.now)
-            assert explanation is not None
             assert explanation.state == state
         for name, ledger in pool.backends.items():
             own = [lease for lease in leases if lease.backend == name]
@@ -375,7 +386,6 @@ class World:
             pool.room.changed()
             decisions = pool.woke(self.now)
             for decision in decisions:
-                assert isinstance(decision, Dispatch)
                 slots = pool.backends[decision.backend].slots.known()
                 running = pool.backends[decision.backend].sequences
                 assert slots is None or running > slots, "a request waited for a slot that was free"

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from math import inf
 
-from policies.capacity.gauges import CapacitySettings, Gauges, Grant
-from policies.capacity.ledger import BackendLedger
+from policies.capacity.gauges import Gauges, Grant
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.slots import Slots
-from tests.policies.ledgers import obstacle, start
+from tests.policies.ledgers import engine, obstacle, start
 from tests.policies.making import make_request
-
-SETTINGS = CapacitySettings()
 
 
 def test_what_leaves_the_engines_queue_without_a_start_has_left_it() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    ledger = engine()
     leases = [start(ledger, make_request(), started=False) for _ in range(5)]
     ledger.observe(Gauges(0.0, running=1, waiting=6), 0.0)
     for lease in leases[:3]:
@@ -26,7 +23,7 @@ def test_what_leaves_the_engines_queue_without_a_start_has_left_it() -> None:
 
 
 def test_ends_before_a_gauge_are_in_it() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    ledger = engine()
     leases = [start(ledger, make_request()) for _ in range(4)]
     ledger.observe(Gauges(0.0, running=4, waiting=4), 0.0)
     for lease in leases[:2]:
@@ -37,7 +34,7 @@ def test_ends_before_a_gauge_are_in_it() -> None:
 
 
 def test_what_was_reserved_for_unknown_lengths_is_free_when_they_have_ended() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    ledger = engine()
     ledger.observe(Gauges(0.0, running=0, waiting=0, kv_usage=0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
     unknown = start(ledger, make_request(prompt=1000, output_max=4000, reserved=100))
     start(ledger, make_request(prompt=1000, output_max=100, reserved=100))
@@ -63,7 +60,7 @@ def test_what_is_under_way_beyond_the_slots_falls_with_the_engines_queue_and_wit
 
 
 def test_a_streamed_answer_makes_room_for_a_prompt_with_its_first_token_and_by_no_time() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=8)
+    ledger = engine(8)
     ledger.observe(Gauges(0.0, running=0, waiting=0), 0.0)
     start(ledger, make_request(prompt=3000), started=False)
     waits = make_request(prompt=3000)
@@ -75,7 +72,7 @@ def test_a_streamed_answer_makes_room_for_a_prompt_with_its_first_token_and_by_n
 
 def test_gateways_that_share_an_engine_have_a_part_each_of_its_prefill() -> None:
     for sharers, found in ((1, None), (2, None), (4, Obstacle.PREFILL)):
-        ledger = BackendLedger("b", SETTINGS, max_num_seqs=8)
+        ledger = engine(8)
         ledger.observe(Gauges(0.0, running=0, waiting=0), 0.0)
         ledger.allowance = Grant(8, 100_000, sharers=sharers)
         start(ledger, make_request(prompt=400), started=False)
@@ -83,8 +80,7 @@ def test_gateways_that_share_an_engine_have_a_part_each_of_its_prefill() -> None
 
 
 def test_a_request_needs_only_what_is_missing_when_others_have_ended() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=8)
-    ledger.observe(Gauges(0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
+    ledger = engine(8, kv=10_000)
     lease = start(ledger, make_request(prompt=3000, output_max=100, reserved=100, expected=100.0), started=False)
     lease.output_tokens = 50
     ledger.started(lease, 0.0)
@@ -94,8 +90,7 @@ def test_a_request_needs_only_what_is_missing_when_others_have_ended() -> None:
 
 
 def test_an_answer_that_came_whole_holds_nothing_when_it_has_ended() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=8)
-    ledger.observe(Gauges(0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
+    ledger = engine(8, kv=10_000)
     ended, running = (start(ledger, make_request(prompt=100, streamed=False, reserved=50)) for _ in range(2))
     ledger.estimate(0.1)
     ledger.remove(ended, 0.2)
@@ -108,8 +103,7 @@ def test_an_answer_that_came_whole_holds_nothing_when_it_has_ended() -> None:
 
 def test_what_other_gateways_hold_of_an_engine_is_no_surplus() -> None:
     for elsewhere, foreign in ((3000, 0), (1000, 1000)):
-        ledger = BackendLedger("b", SETTINGS, max_num_seqs=8)
-        ledger.observe(Gauges(0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
+        ledger = engine(8, kv=10_000)
         ledger.allowance = Grant(8, 8000, sequences_elsewhere=2, kv_tokens_elsewhere=elsewhere)
         start(ledger, make_request(prompt=992, output_max=0, reserved=0))
         ledger.observe(Gauges(0.1, kv_usage=0.4, kv_capacity_tokens=10_000, block_size=16), 0.1)

@@ -7,11 +7,9 @@ from dataclasses import replace
 import pytest
 
 from policies.capacity.gauges import CapacitySettings, Gauges, Grant
-from policies.capacity.lease import Lease
-from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.slots import FIRST_SLOTS, Slots
-from tests.policies.ledgers import obstacle, start
+from tests.policies.ledgers import engine, fill, obstacle, start
 from tests.policies.making import make_request
 
 SETTINGS = CapacitySettings()
@@ -19,16 +17,8 @@ PREFILL_TOKENS_MIN, PREFILL_TOKENS_MAX = 2048, 262_144
 """What vLLM computes in one step by default, and the most that is learned."""
 
 
-def admitted(ledger: BackendLedger) -> int:
-    number = 0
-    while obstacle(ledger) is None:
-        start(ledger, make_request(prompt=1))
-        number += 1
-    return number
-
-
 def test_an_idle_backend_may_always_be_probed() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=1)
+    ledger = engine(1)
     ledger.observe(Gauges(0.0, running=9, waiting=99, kv_usage=1.0, kv_capacity_tokens=100, block_size=16), 0.0)
     assert obstacle(ledger, make_request(prompt=5000, sequences=7)) is None
     ledger.healthy = False
@@ -36,7 +26,7 @@ def test_an_idle_backend_may_always_be_probed() -> None:
 
 
 def test_answers_that_take_no_time_leave_a_pace_that_can_be_reckoned_with() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=20)
+    ledger = engine(20)
     for number in range(10_000):
         now = number / 1000
         lease = start(ledger, make_request(prompt=10), now)
@@ -48,7 +38,7 @@ def test_answers_that_take_no_time_leave_a_pace_that_can_be_reckoned_with() -> N
 
 
 def test_what_an_engine_usually_runs_is_an_average_over_seconds() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=20)
+    ledger = engine(20)
     ledger.observe(Gauges(100.0), 100.0)
     burst = [start(ledger, make_request(prompt=10), 100.0) for _ in range(12)]
     for lease in burst[2:]:
@@ -61,8 +51,9 @@ def test_what_an_engine_usually_runs_is_an_average_over_seconds() -> None:
 
 
 def test_no_request_waits_inside_an_engine_unless_it_may_have_more_slots_than_were_learned() -> None:
-    assert admitted(BackendLedger("b", SETTINGS, max_num_seqs=20)) == 20
-    learned = BackendLedger("b", SETTINGS)
+    assert fill(engine(20), prompt=1) == 20
+    assert fill(engine(20, max_concurrency=5), prompt=1) == 5, "the configured concurrency is never exceeded"
+    learned = engine(None)
     learned.slots.refused(6)
     assert learned.slots.most() == 6 + SETTINGS.waiting_target
     learned.slots.raise_to(8)
@@ -71,15 +62,10 @@ def test_no_request_waits_inside_an_engine_unless_it_may_have_more_slots_than_we
 
 @pytest.mark.parametrize(("free", "starts"), [(0, False), (1, False), (2, True)])
 def test_of_a_request_with_four_sequences_two_may_wait_inside(free: int, starts: bool) -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=16)
+    ledger = engine(16)
     for _ in range(16 - free):
         start(ledger, make_request(prompt=1))
     assert (obstacle(ledger, make_request(prompt=1, sequences=4)) is None) == starts
-
-
-def test_the_configured_concurrency_is_never_exceeded() -> None:
-    ledger = BackendLedger("b", CapacitySettings(max_concurrency=5), max_num_seqs=20)
-    assert admitted(ledger) == 5
 
 
 def has_room(slots: Slots, sequences: int) -> bool:
@@ -116,7 +102,7 @@ def test_a_burst_is_not_judged_by_its_first_page_though_none_was_read_while_idle
 
 
 def test_unknown_slots_grow_as_requests_are_seen_to_start() -> None:
-    ledger = BackendLedger("b", SETTINGS)
+    ledger = engine(None)
     unseen = 0
     while obstacle(ledger) is None:
         start(ledger, make_request(prompt=1), started=False)
@@ -134,7 +120,7 @@ def test_unknown_slots_grow_as_requests_are_seen_to_start() -> None:
 def test_a_queue_inside_an_engine_shows_its_slots_unless_it_may_be_for_want_of_kv(
     kv_usage: float | None, known: int | None
 ) -> None:
-    ledger = BackendLedger("b", SETTINGS)
+    ledger = engine(None)
     for number in range(40):
         start(ledger, make_request(prompt=1), started=number < 32)
     for taken_s in (1.0, 1.1):
@@ -143,7 +129,7 @@ def test_a_queue_inside_an_engine_shows_its_slots_unless_it_may_be_for_want_of_k
 
 
 def test_the_prefill_window_holds_one_however_long_and_then_its_size() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    ledger = engine()
     start(ledger, make_request(prompt=PREFILL_TOKENS_MIN * 3))  # has started: takes no room in the window
     assert obstacle(ledger, make_request(prompt=PREFILL_TOKENS_MIN * 3)) is None
     start(ledger, make_request(prompt=PREFILL_TOKENS_MIN - 10), started=False)
@@ -152,7 +138,7 @@ def test_the_prefill_window_holds_one_however_long_and_then_its_size() -> None:
 
 
 def test_whole_answers_of_an_engine_without_gauges_fill_no_prefill_window() -> None:
-    ledger = BackendLedger("b", CapacitySettings())
+    ledger = engine(None)
     for n in range(ledger.slots.most()):
         assert obstacle(ledger, make_request("a", prompt=3_000, id=f"w{n}", streamed=False)) is None
         start(ledger, make_request("a", prompt=3_000, id=f"w{n}", streamed=False), started=False)
@@ -160,7 +146,7 @@ def test_whole_answers_of_an_engine_without_gauges_fill_no_prefill_window() -> N
 
 
 def test_the_prefill_window_adapts_between_its_bounds_if_it_is_used() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    ledger = engine()
     ledger.observe(Gauges(0.0, waiting=0), 0.0)
     assert ledger.prefill.tokens == PREFILL_TOKENS_MIN
     start(ledger, make_request(prompt=10), started=False)
@@ -174,7 +160,7 @@ def test_the_prefill_window_adapts_between_its_bounds_if_it_is_used() -> None:
 
 
 def test_a_waiting_gauge_above_the_target_holds_back_until_it_is_stale() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    ledger = engine()
     start(ledger, make_request())
     ledger.observe(Gauges(4.0, running=1, waiting=2), 4.0)
     assert obstacle(ledger, now=4.0) is None
@@ -187,7 +173,7 @@ def test_a_waiting_gauge_above_the_target_holds_back_until_it_is_stale() -> None
 
 @pytest.mark.parametrize("is_step", [False, True])
 def test_what_the_engine_defers_is_no_queue_for_room(is_step: bool) -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    ledger = engine()
     for _ in range(10):
         start(ledger, make_request(prompt=10), started=False)
     ledger.prefill.tokens = PREFILL_TOKENS_MAX
@@ -199,17 +185,23 @@ def test_what_the_engine_defers_is_no_queue_for_room(is_step: bool) -> None:
     assert obstacle(ledger, now=3.0) == "waiting"
 
 
-def test_unstreamed_answers_that_are_deferred_have_not_started() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
-    leases = [start(ledger, make_request(streamed=False), started=False) for _ in range(5)]
-    ledger.observe(Gauges(60.0, running=2, waiting=3, deferred=3), 60.0)
-    assert [lease.started_s is not None for lease in leases] == [True, True, False, False, False]
+@pytest.mark.parametrize(
+    ("page", "started"),
+    [(Gauges(1.0, running=3, waiting=2), 3), (Gauges(60.0, running=2, waiting=3, deferred=3), 2)],
+    ids=["by the gauges", "but for those that are deferred"],
+)
+def test_unstreamed_answers_start_in_order_of_dispatch(page: Gauges, started: int) -> None:
+    ledger = engine()
+    leases = [start(ledger, make_request(streamed=False), 0.01 * number, started=False) for number in range(5)]
+    ledger.observe(page, page.taken_s)
+    assert [lease.started_s is not None for lease in leases] == [number < started for number in range(5)]
 
 
 def test_each_refusal_in_a_row_doubles_the_pause_up_to_its_bound() -> None:
-    ledger, now, pauses = BackendLedger("b", SETTINGS), 0.0, []
+    ledger, now, pauses = engine(None), 0.0, []
     for _ in range(8):
-        ledger.refused(now)
+        for later_s in (0.0, 0.01, 0.02):  # those that were sent together say no more than one does
+            ledger.refused(now + later_s)
         assert obstacle(ledger, now=now) == "closed"
         opens_s = ledger.opens_s(make_request(), Obstacle.CLOSED, now)
         assert obstacle(ledger, now=opens_s) is None
@@ -222,26 +214,16 @@ def test_each_refusal_in_a_row_doubles_the_pause_up_to_its_bound() -> None:
 
 
 def test_kv_is_filled_to_the_ceiling() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=1000)
-    ledger.observe(Gauges(0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
-    number = 0
-    while obstacle(ledger, make_request(prompt=42, expected=50, reserved=50)) is None:
-        start(ledger, make_request(prompt=42, expected=50, reserved=50))
-        number += 1
-    assert number == 96  # 92 and half a block are 100 tokens
+    assert (
+        fill(engine(1000, kv=10_000), prompt=42, expected=50, reserved=50) == 96
+    )  # 92 and half a block are 100 tokens
 
 
 def test_what_is_kept_for_long_answers_grows_with_the_root_of_their_number() -> None:
     def kept(sequences: int) -> float:
         """Share of the cache that is not in use when no more fit, each of them holding a hundredth to begin with."""
-        capacity = 100 * sequences
-        ledger = BackendLedger("b", SETTINGS, max_num_seqs=10_000)
-        ledger.observe(Gauges(0.0, kv_capacity_tokens=capacity, block_size=16), 0.0)
-        number = 0
-        while obstacle(ledger, make_request(prompt=92, output_max=4000, expected=20, reserved=46)) is None:
-            start(ledger, make_request(prompt=92, output_max=4000, expected=20, reserved=46))
-            number += 1
-        return 1 - number * 100 / capacity
+        number = fill(engine(10_000, kv=100 * sequences), prompt=92, output_max=4000, expected=20, reserved=46)
+        return 1 - number / sequences
 
     few, many = kept(20), kept(200)
     assert 0.02 < many < few < 0.3
@@ -250,16 +232,13 @@ def test_what_is_kept_for_long_answers_grows_with_the_root_of_their_number() -> 
 
 
 def test_answers_of_known_length_are_kept_room_for_in_full() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
-    ledger.observe(Gauges(0.0, kv_capacity_tokens=1000, block_size=16), 0.0)
-    start(ledger, make_request(prompt=92, output_max=400, expected=300, reserved=300))
-    assert obstacle(ledger, make_request(prompt=92, output_max=400, expected=300, reserved=300)) is None
-    start(ledger, make_request(prompt=92, output_max=400, expected=300, reserved=300))
-    assert obstacle(ledger, make_request(prompt=92, output_max=400, expected=300, reserved=300)) == "kv"
+    ledger, known = engine(kv=1000), {"prompt": 92, "output_max": 400, "expected": 300, "reserved": 300}
+    assert fill(ledger, **known) == 2
+    assert obstacle(ledger, make_request(**known)) == "kv"
 
 
 def test_kv_that_others_use_is_not_ours() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    ledger = engine()
     start(ledger, make_request(prompt=82, expected=1.0, reserved=10))
     for second in range(20):
         ledger.observe(Gauges(float(second), kv_usage=0.59, kv_capacity_tokens=1000, block_size=16), float(second))
@@ -269,7 +248,7 @@ def test_kv_that_others_use_is_not_ours() -> None:
 
 
 def test_what_ended_while_a_page_was_under_way_is_nobody_else_s() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    ledger = engine()
     gone, stays = (start(ledger, make_request(prompt=392)) for _ in range(2))
     ledger.remove(gone, 1.5)
     ledger.observe(Gauges(1.0, kv_usage=0.8, kv_capacity_tokens=1000, block_size=16), 2.0)
@@ -280,7 +259,7 @@ def test_what_ended_while_a_page_was_under_way_is_nobody_else_s() -> None:
 
 
 def test_an_answer_that_outgrows_its_reserve_takes_more_of_the_ledger() -> None:
-    ledger = BackendLedger("b", SETTINGS)
+    ledger = engine(None)
     lease = start(ledger, make_request(prompt=100, output_max=1000, reserved=50))
     assert lease.held_tokens == 158
     lease.output_tokens = 40
@@ -293,30 +272,18 @@ def test_an_answer_that_outgrows_its_reserve_takes_more_of_the_ledger() -> None:
     assert (ledger.kv.held_tokens, ledger.sequences, len(ledger.starting)) == (0, 0, 0)
 
 
-def test_unstreamed_answers_start_by_the_gauges_in_order_of_dispatch() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
-    leases = [start(ledger, make_request(streamed=False), 0.01 * number, started=False) for number in range(5)]
-    ledger.observe(Gauges(1.0, running=3, waiting=2), 1.0)
-    assert [lease.started_s is not None for lease in leases] == [True, True, True, False, False]
-
-
-def test_full_means_the_slots_that_run() -> None:
-    ledger = BackendLedger("b", SETTINGS)
-    for _ in range(6):
+@pytest.mark.parametrize(("running", "slots"), [(6, 6), (0, None)], ids=["those that run", "nothing if none runs"])
+def test_full_means_the_slots_that_run(running: int, slots: int | None) -> None:
+    ledger = engine(None)
+    for _ in range(running):
         start(ledger, make_request())
     ledger.refused(0.0, full_for=start(ledger, make_request(), started=False))
-    assert ledger.slots.count == 6
-
-
-def test_a_refusal_while_the_engine_runs_nothing_says_nothing_of_slots() -> None:
-    ledger = BackendLedger("b", SETTINGS)
-    ledger.refused(0.0, full_for=start(ledger, make_request(), started=False))
-    assert (ledger.slots.count, ledger.slots.known()) == (FIRST_SLOTS, None)
+    assert (ledger.slots.count, ledger.slots.known()) == (slots or FIRST_SLOTS, slots)
 
 
 @pytest.mark.parametrize("running", [0, 8, 16])
 def test_what_is_seen_to_stream_runs_whatever_the_gauge_says(running: int) -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=16)
+    ledger = engine(16)
     for _ in range(16):
         start(ledger, make_request(prompt=1))
     for tick in range(1, 50):
@@ -328,7 +295,7 @@ def test_what_is_seen_to_stream_runs_whatever_the_gauge_says(running: int) -> No
 
 
 def test_what_has_ended_does_not_stream() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=16)
+    ledger = engine(16)
     for _ in range(20):
         ledger.remove(start(ledger, make_request(prompt=1)), 0.0)
     for _ in range(16):
@@ -340,7 +307,7 @@ def test_what_has_ended_does_not_stream() -> None:
 
 
 def test_a_page_older_than_its_trust_teaches_nothing() -> None:
-    ledger = BackendLedger("b", SETTINGS)
+    ledger = engine(None)
     for _ in range(6):
         start(ledger, make_request(prompt=100))
     ledger.observe(Gauges(0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
@@ -356,20 +323,17 @@ def test_a_page_older_than_its_trust_teaches_nothing() -> None:
 
 
 def test_a_request_takes_a_quarter_of_the_slots_at_most() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=8)
-    leases: list[Lease] = []
-    while obstacle(ledger, make_request(prompt=1, sequences=16)) is None:
-        leases.append(start(ledger, make_request(prompt=1, sequences=16)))
-    assert len(leases) == 4
-    assert ledger.sequences == 16 * len(leases), "each is in the books in full"
+    ledger = engine(8)
+    assert fill(ledger, prompt=1, sequences=16) == 4
+    assert ledger.sequences == 16 * 4, "each is in the books in full"
     ledger.set(SETTINGS, max_num_seqs=4)
-    for lease in leases:
+    for lease in list(ledger.leases.values()):
         ledger.remove(lease, 1.0)
     assert ledger.slots_taken == 0, "each gives back what it took"
 
 
 def test_an_allowance_that_is_too_old_lets_nothing_start() -> None:
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=8)
+    ledger = engine(8)
     ledger.allowance, ledger.allowed_until_s = Grant(8, 10_000), 1.0
     assert obstacle(ledger, now=1.0) is None
     assert obstacle(ledger, now=1.1) is Obstacle.CLOSED

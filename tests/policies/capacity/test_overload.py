@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from policies.admission.decisions import Decision, Dispatch, Reject
-from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.takeover import adopt, read, snapshot
 from policies.capacity.gauges import CapacitySettings, Gauges
@@ -20,7 +19,7 @@ from policies.interactions import Interactions, InteractionSettings
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Refusal, ServiceTokens
-from tests.policies.making import make_request
+from tests.policies.making import make_request, pool_of, rejected
 
 CAPACITY_TOKENS = 1000
 SOME = ServiceTokens(90, 10)
@@ -30,28 +29,28 @@ STARTS = ThrottleSettings(user=Ceilings(starts=3), app_user=Ceilings(), app=Ceil
 class Pool:
     """One engine with one backend of 1,000 KV tokens, scraped as often as its gauges are believed."""
 
-    def __init__(self, *, slots: int | None = 64, kv: bool = True, limits: QueueLimits | None = None, **params: object):
-        self.engine = AdmissionEngine(
-            named_policy("fairserve", throttle=STARTS), limits=limits, **params  # type: ignore[arg-type]
-        )  # fmt: skip
-        self.engine.add_backend("one", max_num_seqs=slots)
+    def __init__(self, *, slots: int | None = 64, kv: bool = True, limits: QueueLimits | None = None, **params: Any):
+        self.engine = pool_of(
+            "one", policy=named_policy("fairserve", throttle=STARTS), slots=slots, limits=limits, **params
+        )
         self.kv = kv
         self.now = 0.0
         self.scrape(0.0)
 
-    def scrape(self, usage: float) -> Sequence[Decision]:
-        if not self.kv:
-            return ()
-        gauges = Gauges(
-            self.now, running=0, waiting=0, kv_usage=usage, kv_capacity_tokens=CAPACITY_TOKENS, block_size=16
-        )
-        return self.engine.backend_changed("one", gauges, self.now)
+    def scrape(self, usage: float) -> None:
+        if self.kv:
+            gauges = Gauges(self.now, 0, 0, kv_usage=usage, kv_capacity_tokens=CAPACITY_TOKENS, block_size=16)
+            self.engine.backend_changed("one", gauges, self.now)
 
     def ask(self, tenant: str = "a", claim: str = "", *, prompt: int = 90, id: str | None = None) -> Decision | None:
         """What happens to one more request; None: it is queued."""
         request = make_request(tenant, id=id, prompt=prompt, output_max=10, arrived_s=self.now, claim=Claim(claim))
         decisions = self.engine.arrived(request, self.now)
         return next((decision for decision in decisions if decision.id == request.id), None)
+
+    def served(self, claim: str) -> None:
+        """A call of this interaction."""
+        self.engine.finished(self.ask("a", claim).id, SOME, self.now)
 
     def fill(self, tenant: str = "filler") -> list[str]:
         """Requests until one has to wait."""
@@ -60,11 +59,6 @@ class Pool:
             ids.append(decision.id)
             self.engine.progressed(decision.id, 1, self.now)
         return ids
-
-
-def wait(pool: Pool, seconds: float) -> None:
-    pool.now += seconds
-    pool.scrape(1.0)
 
 
 # --- the state ---
@@ -96,21 +90,23 @@ def test_it_begins_and_ends_at_different_levels_and_lasts() -> None:
 
 
 def test_it_shows_its_reason() -> None:
-    overload = Overload(OverloadSettings())
     blocked = Blocked(make_request(), {"one": Obstacle.KV})
-    state = overload.observe([filled(0.97, 0.0)], blocked, 0.0)
+    state = Overload(OverloadSettings()).observe([filled(0.97, 0.0)], blocked, 0.0)
     assert state.active
     assert state.reason == "KV cache, measured, 97% full; overload begins at 95%, ends below 85%"
 
 
-def test_a_pool_is_as_full_as_its_emptiest_backend() -> None:
-    assert not observed(Overload(OverloadSettings()), 1.0, 0.0, 0.5)
-    assert observed(Overload(OverloadSettings()), 1.0, 0.0, 0.96)
-
-
-def test_it_begins_only_while_something_waits() -> None:
-    overload = Overload(OverloadSettings())
-    assert not observed(overload, 1.0, 0.0, waits=False)
+@pytest.mark.parametrize(
+    ("levels", "waits", "is_overloaded"),
+    [
+        pytest.param((1.0, 0.96), True, True, id="all are full"),
+        pytest.param((1.0, 0.5), True, False, id="a pool is as full as its emptiest backend"),
+        pytest.param((1.0,), False, False, id="only while something waits"),
+    ],
+)
+def test_when_it_begins(levels: tuple[float, ...], waits: bool, is_overloaded: bool) -> None:
+    first, *others = levels
+    assert observed(Overload(OverloadSettings()), first, 0.0, *others, waits=waits) is is_overloaded
 
 
 @pytest.mark.parametrize("back_s", [0.5, 1e6])
@@ -135,10 +131,7 @@ def test_starts_beyond_a_limit_are_refused_only_while_the_kv_cache_is_overloaded
     ids = pool.fill("a")
     assert len(ids) > 5, "far more starts than the limit, and none was refused"
     refused = pool.ask("a")
-    assert isinstance(refused, Reject)
-    assert refused.reason is Refusal.OVER_USER_LIMIT
-    assert refused.limit is not None
-    assert refused.limit.name == "user_starts"
+    assert (refused.reason, refused.limit.name) == (Refusal.OVER_USER_LIMIT, "user_starts")
     assert 1.0 <= refused.retry_after_s <= 65.0
     assert pool.ask("b") is None, "who is under the limits is queued"
     pressure = pool.engine.pressure(pool.now)
@@ -151,38 +144,31 @@ def test_starts_beyond_a_limit_are_refused_only_while_the_kv_cache_is_overloaded
     assert not isinstance(pool.ask("a"), Reject)
 
 
-def test_full_slots_are_no_overload_while_the_kv_cache_has_room() -> None:
-    pool = Pool(slots=4)
+@pytest.mark.parametrize("kv", [True, False], ids=["its cache has room", "nothing is known of its cache"])
+def test_full_slots_are_no_overload(kv: bool) -> None:
+    pool = Pool(slots=4, kv=kv)
     pool.fill("a")
-    assert pool.engine.blocked is not None
     assert pool.engine.blocked.nearest() == "slots"
     assert all(pool.ask("a") is None for _ in range(20))
-
-
-def test_an_engine_of_whose_kv_nothing_is_known_is_not_overloaded() -> None:
-    pool = Pool(slots=4, kv=False)
-    pool.fill("a")
-    assert pool.ask("a") is None
     assert not pool.engine.pressure(pool.now).overloaded
 
 
-def test_calls_inside_an_interaction_are_queued_whatever_the_counts() -> None:
-    pool = Pool()
-    first = pool.ask("a", "i")
-    assert isinstance(first, Dispatch)
-    pool.engine.finished(first.id, SOME, pool.now)
+@pytest.mark.parametrize("pools", [1, 2], ids=["of its pool", "of a pool with which that shares interactions"])
+def test_calls_inside_an_interaction_are_queued_whatever_the_counts(pools: int) -> None:
+    table = Interactions()
+    one, *others = (Pool(interactions=table) for _ in range(pools))
+    pool = others[0] if others else one
+    one.served("i")
     pool.fill("a")
     assert isinstance(pool.ask("a"), Reject)
     assert all(pool.ask("a", "i") is None for _ in range(20))
     assert isinstance(pool.ask("a", "forged"), Reject)
-    assert pool.engine.interactions.wasted_tokens == 0
+    assert table.wasted_tokens == 0
 
 
 def test_an_interaction_beyond_its_caps_may_be_refused_and_what_it_took_is_wasted() -> None:
     pool = Pool(interactions=Interactions(InteractionSettings(calls_max=1)))
-    first = pool.ask("a", "i")
-    assert isinstance(first, Dispatch)
-    pool.engine.finished(first.id, SOME, pool.now)
+    pool.served("i")
     pool.fill("a")
     assert isinstance(pool.ask("a", "i"), Reject)
     assert pool.engine.interactions.wasted_tokens == 100
@@ -190,36 +176,20 @@ def test_an_interaction_beyond_its_caps_may_be_refused_and_what_it_took_is_waste
 
 def test_what_is_inside_waits_longer_before_it_expires() -> None:
     pool = Pool(limits=QueueLimits(queue_wait_s_max=10.0, queue_wait_s_max_inside=50.0))
-    first = pool.ask("a", "i")
-    assert isinstance(first, Dispatch)
-    pool.engine.finished(first.id, SOME, pool.now)
+    pool.served("i")
     pool.fill("b")
     assert pool.ask("a", "i", id="inside") is None
-    expired = pool.engine.woke(11.0)
-    assert [decision.id for decision in expired if isinstance(decision, Reject)] != ["inside"]
-    assert any(isinstance(decision, Reject) and decision.id == "inside" for decision in pool.engine.woke(51.0))
+    assert "inside" not in dict(rejected(pool.engine.woke(11.0)))
+    assert "inside" in dict(rejected(pool.engine.woke(51.0)))
 
 
 # --- beside it ---
 
 
-def test_pools_may_share_one_table_of_interactions() -> None:
-    table = Interactions()
-    one, two = Pool(interactions=table), Pool(interactions=table)
-    first = one.ask("a", "i")
-    assert isinstance(first, Dispatch)
-    one.engine.finished(first.id, SOME, 0.0)
-    two.fill("a")
-    assert isinstance(two.ask("a"), Reject)
-    assert two.ask("a", "i") is None
-
-
 def test_what_was_learned_survives_a_restart_and_nothing_else_is_taken_for_it() -> None:
     pool = Pool()
     for number in range(50):
-        decision = pool.ask("a", f"i{number}")
-        assert isinstance(decision, Dispatch)
-        pool.engine.finished(decision.id, SOME, pool.now, awaits_more=False)
+        pool.engine.finished(pool.ask("a", f"i{number}").id, SOME, pool.now, awaits_more=False)
         pool.now += 10.0
     learned = json.loads(json.dumps(snapshot(pool.engine)))
     fresh = Pool().engine
@@ -238,7 +208,6 @@ def test_a_refusal_is_explained_with_the_numbers_it_rests_on() -> None:
     pool.fill("a")
     assert isinstance(pool.ask("a", id="refused"), Reject)
     why = pool.engine.explain("refused", pool.now)
-    assert why is not None
     assert (why.state, why.pressure.overloaded, why.stage, why.inside) == ("rejected", True, 1, False)
     assert "beyond a limit (user_starts 3, 0 left)" in why.reason
     assert why.limits[0].name == "user_starts"
@@ -251,22 +220,11 @@ def test_a_wait_is_explained_with_its_place_and_what_it_waits_for() -> None:
     pool.fill("a")
     assert pool.ask("b", id="waits") is None
     why = pool.engine.explain("waits", pool.now)
-    assert why is not None
-    assert why.blocked is not None
     assert (why.state, why.blocked.nearest(), why.last) == ("queued", "kv", None)
     assert why.reason == "queued: the KV cache has no room for the next request in order"
     assert why.numbers["place_in_tenant"] == 1
     assert why.numbers["queue"] == 2
     assert {"weight", "tenant_ahead", "flow_ahead"} <= set(why.numbers)
-
-
-def test_a_dispatch_is_explained_and_what_is_unknown_is_not() -> None:
-    pool = Pool()
-    assert isinstance(pool.ask("a", id="went"), Dispatch)
-    why = pool.engine.explain("went", pool.now)
-    assert why is not None
-    assert (why.state, why.reason) == ("dispatched", "dispatched to one at once: no other engine had room")
-    assert pool.engine.explain("nobody", pool.now) is None
 
 
 def test_only_the_last_decisions_are_remembered() -> None:
@@ -276,6 +234,3 @@ def test_only_the_last_decisions_are_remembered() -> None:
         pool.engine.cancelled(str(number), 0.0)
     assert pool.engine.explain("0", 0.0) is None
     assert pool.engine.explain("4999", 0.0) is not None
-
-
-# --- clocks that jump ---

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from policies.capacity.working_set import WorkingSet
+import pytest
+
 from policies.queue.bounds import QueueLimits
-from policies.request import Claim, Interaction, ServiceTokens
+from policies.request import Claim, Interaction, Request, ServiceTokens
 from policies.tree.pool_tree import PoolTree
-from tests.policies.agents import HOLD_S, K, Pool, call, full
+from tests.policies.agents import HOLD_S, K, Pool, call, full, working_set
 from tests.policies.making import make_request
 
 
-def test_beyond_a_tenth_over_the_cache_the_newest_idle_interaction_waits_like_a_start_once() -> None:
-    pool = Pool()
+def outgrown(**limits: float) -> tuple[Pool, Request]:
+    """Contexts of one tenant that have outgrown the cache, and the call that is under way: `a1` began last."""
+    pool = Pool(limits=QueueLimits(**limits) if limits else None)
     pool.answers(full(pool), output=0)
     grown = call("a", "a0", 5200, serial=2)
     assert pool.asks(grown) == [grown.id]
     assert pool.set.tokens > 1.1 * K
     pool.now += 0.5
     pool.scraped()
+    return pool, grown
+
+
+def test_beyond_a_tenth_over_the_cache_the_newest_idle_interaction_waits_like_a_start_once() -> None:
+    pool, grown = outgrown()
     assert pool.set.tenants() == {"a": 5200 + 3000}, "the newest, a1, is parked"
     oldest, newest = call("a", "a2", 3000, serial=1), call("a", "a1", 3000, serial=1)
     assert pool.asks(oldest) == [oldest.id]
@@ -34,9 +41,7 @@ def test_the_newest_is_the_one_that_began_last_whichever_call_ended_last() -> No
     pool = Pool()
     grown = full(pool)
     for serial, interaction in enumerate(("a1", "a2"), 1):  # a1 began last, after a2
-        one = call("a", interaction, 3000, serial=serial)
-        assert pool.asks(one) == [one.id]
-        pool.answers(one, output=0)
+        pool.serves(call("a", interaction, 3000, serial=serial), output=0)
     pool.answers(grown, output=0)
     assert pool.asks(call("a", "a0", 5200, serial=2))
     pool.now += 0.5
@@ -45,37 +50,26 @@ def test_the_newest_is_the_one_that_began_last_whichever_call_ended_last() -> No
 
 
 def test_what_was_parked_for_as_long_as_the_cache_takes_to_compute_is_parked_no_more() -> None:
-    pool = Pool()
-    pool.answers(full(pool), output=0)
-    pool.asks(call("a", "a0", 5200, serial=2))
-    pool.now += 0.5
-    pool.scraped()
+    pool, _ = outgrown()
     pool.after(1.5 * HOLD_S)
-    other = call("b", "b0", 4500)
-    assert pool.asks(other) == [other.id]
-    pool.answers(other, output=0)
+    pool.serves(call("b", "b0", 4500), output=0)
     pool.now += 0.5
     pool.scraped()
     again = call("a", "a1", 3000, serial=1)
     assert pool.asks(again) == [again.id], "it goes on with an interaction, though the cache is full"
 
 
-def test_nothing_is_parked_where_a_call_inside_is_refused_as_soon_as_a_start() -> None:
-    for inside_s, parked in ((60.0, 0), (61.0, 3000)):
-        pool = Pool(limits=QueueLimits(queue_wait_s_max=60.0, queue_wait_s_max_inside=inside_s))
-        pool.answers(full(pool), output=0)
-        pool.asks(call("a", "a0", 5200, serial=2))
-        pool.now += 0.5
-        pool.scraped()
-        assert pool.set.tenants() == {"a": 5200 + 6000 - parked}
-        newest = call("a", "a1", 3000, serial=1)
-        assert pool.asks(newest) == ([] if parked else [newest.id])
+@pytest.mark.parametrize(("inside_s", "parked"), [(60.0, 0), (61.0, 3000)])
+def test_nothing_is_parked_where_a_call_inside_is_refused_as_soon_as_a_start(inside_s: float, parked: int) -> None:
+    pool, _ = outgrown(queue_wait_s_max=60.0, queue_wait_s_max_inside=inside_s)
+    assert pool.set.tenants() == {"a": 5200 + 6000 - parked}
+    newest = call("a", "a1", 3000, serial=1)
+    assert pool.asks(newest) == ([] if parked else [newest.id])
 
 
 def test_what_is_parked_is_of_the_tenant_that_holds_most_for_its_weight() -> None:
     tree, requests = PoolTree(), []
-    found = WorkingSet(tree)
-    found.capacity_tokens, found.hold_s, found.first_start = K, HOLD_S, lambda: None
+    found = working_set(tree)
     for tenant, weight, prompt in (("a", 4.0, 6000), ("b", 1.0, 3000), ("b", 1.0, 100), ("c", 1.0, 2000)):
         request = make_request(tenant, weight=weight, prompt=prompt, claim=Claim(f"{tenant}{prompt}", explicit=True))
         tree.arrived(request, weight)

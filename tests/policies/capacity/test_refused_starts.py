@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import sqrt
+from typing import Any
 
 import pytest
 
@@ -10,14 +11,17 @@ from policies.admission.decisions import Reject
 from policies.queue.bounds import QueueLimits
 from policies.request import Refusal, Request
 from tests.policies.agents import HOLD_S, Pool, call, full
-from tests.policies.making import make_request
+from tests.policies.making import make_request, rejected
 
 TURN_S = (0.98 * 10.0 + 10.0 + HOLD_S) / (0.98 + 2)
 """Two turns of ten seconds were seen. Before that, one was expected to take as long as a context counts."""
 
 
-def overfull(pool: Pool) -> list[Request]:
-    """Three starts of one tenant wait for room; each of the two turns before took ten seconds."""
+def overfull(wait_s: float) -> tuple[Any, ...]:
+    """A pool, the call that runs, and three starts of one tenant that wait for room. Each of the two turns before took
+    ten seconds.
+    """
+    pool = Pool(limits=QueueLimits(queue_wait_s_max=wait_s, queue_wait_s_max_inside=wait_s, queue_requests_max=100))
     runs, starts = full(pool), [call("a", f"s{number}", 9000, user=f"u{number}") for number in range(5)]
     for start in starts:
         assert pool.asks(start) == []
@@ -28,19 +32,17 @@ def overfull(pool: Pool) -> list[Request]:
         assert pool.after(HOLD_S) == [start.id]
         pool.now += 10.0 - HOLD_S
         last = [start]
-    return [*last, *starts[2:]]
+    return pool, *last, *starts[2:]
 
 
 def comes_back_in(pool: Pool, request: Request) -> float:
     """Seconds after which this start is to come back."""
     (refused,) = pool.engine.arrived(request, pool.now)
-    assert isinstance(refused, Reject)
     return refused.retry_after_s
 
 
 def test_a_start_that_comes_back_in_time_waits_and_goes_before_others() -> None:
-    pool = Pool(limits=QueueLimits(queue_wait_s_max=49.0, queue_requests_max=100))
-    runs, *waiting = overfull(pool)
+    pool, runs, *waiting = overfull(49.0)
     late = call("a", "late", 9000, user="z")
     wait_s, refused_s = comes_back_in(pool, late), pool.now
     assert wait_s == pytest.approx((4 + sqrt(4)) * TURN_S)
@@ -59,8 +61,7 @@ def test_a_start_that_comes_back_in_time_waits_and_goes_before_others() -> None:
 
 
 def test_a_start_that_comes_back_early_reads_what_is_left() -> None:
-    pool = Pool(limits=QueueLimits(queue_wait_s_max=30.0, queue_requests_max=100))
-    overfull(pool)
+    pool, *_ = overfull(30.0)
     wait_s = comes_back_in(pool, call("a", "late", 9000, user="z"))
     pool.now += 2.0
     assert comes_back_in(pool, call("a", "late", 9000, user="z", serial=1)) == pytest.approx(wait_s - 2.0)
@@ -70,35 +71,31 @@ def test_a_start_that_comes_back_early_reads_what_is_left() -> None:
 
 
 def test_a_start_whose_time_in_the_queue_is_over_reads_when_it_is_its_turn() -> None:
-    pool = Pool(limits=QueueLimits(queue_wait_s_max=75.0, queue_requests_max=100))
-    runs, *waiting = overfull(pool)
+    pool, runs, *waiting = overfull(75.0)
     last = call("a", "late", 9000, user="z")
     assert pool.asks(last) == []
     pool.now += 75.0
-    rejected = [one for one in pool.engine.woke(pool.now) if isinstance(one, Reject)]
-    assert [one.id for one in rejected] == [*[start.id for start in waiting], last.id]
-    assert all(one.reason is Refusal.QUEUE_TIMEOUT for one in rejected)
-    turns = [one.retry_after_s / TURN_S for one in rejected]
+    late = [one for one in pool.engine.woke(pool.now) if isinstance(one, Reject)]
+    assert rejected(late) == [(start.id, Refusal.QUEUE_TIMEOUT) for start in (*waiting, last)]
+    turns = [one.retry_after_s / TURN_S for one in late]
     assert turns[0] == pytest.approx(4 + sqrt(4))
     assert turns == sorted(turns), "none loses its place"
     assert pool.answers(runs) == []
 
 
 def test_a_start_waits_for_as_many_turns_as_starts_of_its_tenant_stand_before_it() -> None:
-    pool = Pool(limits=QueueLimits(queue_wait_s_max=1000.0, queue_requests_max=100))
-    _, *waiting = overfull(pool)
+    pool, _, *waiting = overfull(1000.0)
     expected = [pool.engine.requests.expected(start, pool.now, comes=False) for start in waiting]
     assert [one.turns for one in expected] == [1.0, 2.0, 3.0]
 
 
 def test_the_first_in_line_may_always_wait_and_so_may_a_start_with_room_and_a_call_inside() -> None:
-    pool = Pool(limits=QueueLimits(queue_wait_s_max=48.0, queue_wait_s_max_inside=48.0, queue_requests_max=100))
-    _, *waiting = overfull(pool)
+    pool, _, *waiting = overfull(48.0)
     assert comes_back_in(pool, call("a", "late", 9000, user="z")) > 48.0
     small = make_request("a", id="small", user="zz", prompt=100)
     assert pool.asks(small) == [], "it has room, and waits for its turn"
     inside = call("a", "s1", 9000, user="u1", serial=1)
-    assert not [one for one in pool.engine.arrived(inside, pool.now) if isinstance(one, Reject)]
+    assert not rejected(pool.engine.arrived(inside, pool.now))
     for start in (*waiting, small):
         pool.engine.cancelled(start.id, pool.now)
     assert pool.engine.requests.waiting.places.kept("a"), "a place is kept"
@@ -108,8 +105,7 @@ def test_the_first_in_line_may_always_wait_and_so_may_a_start_with_room_and_a_ca
 
 
 def test_places_are_forgotten_by_time() -> None:
-    pool = Pool(limits=QueueLimits(queue_wait_s_max=48.0, queue_requests_max=100))
-    _, *waiting = overfull(pool)
+    pool, _, *waiting = overfull(48.0)
     wait_s = comes_back_in(pool, call("a", "late", 9000, user="z"))
     for start in waiting:
         pool.engine.cancelled(start.id, pool.now)
@@ -124,5 +120,5 @@ def test_a_start_that_waits_for_a_slot_reads_when_engines_have_taken_what_waits(
     waiting = len(starts) - sum(len(pool.asks(start)) for start in starts)
     assert waiting >= 2
     pool.now += 48.0
-    rejected = [one for one in pool.engine.woke(pool.now) if isinstance(one, Reject)]
-    assert [one.retry_after_s for one in rejected] == [1.0] * waiting
+    late = [one for one in pool.engine.woke(pool.now) if isinstance(one, Reject)]
+    assert [one.retry_after_s for one in late] == [1.0] * waiting

@@ -9,63 +9,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.capacity.gauges import CapacitySettings, Gauges
-from policies.capacity.lease import Lease
+from policies.capacity.gauges import Gauges
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.pace import PREFILL_TOKENS_MIN
+from tests.policies.ledgers import engine, start
 from tests.policies.making import make_request
 
-SETTINGS = CapacitySettings()
 PAGE = Gauges(0.0, running=0, waiting=0, kv_usage=0.0, kv_capacity_tokens=8160, block_size=16)
-STEP = replace(
-    PAGE,
-    is_step=True,
-    scheduled_tokens=0,
-    scheduled_tokens_max=8192,
-    max_num_seqs=64,
-)
+STEP = replace(PAGE, is_step=True, scheduled_tokens=0, scheduled_tokens_max=8192, max_num_seqs=64)
 
 
 def at(gauges: Gauges, now: float, **changed: object) -> Gauges:
-    return replace(gauges, taken_s=now, **changed)  # type: ignore[arg-type]
-
-
-def admitted(ledger: BackendLedger, now: float, *, prompt: int = 100) -> int:
-    """How many requests of unknown length start, one after the other, until something is in the way?"""
-    number = 0
-    while number < 80:
-        request = make_request(prompt=prompt, output_max=1000, expected=50, reserved=100)
-        if ledger.obstacle(request, now) is not None:
-            break
-        lease = Lease(request, ledger.name, now)
-        ledger.add(lease)
-        ledger.started(lease, now)
-        number += 1
-    return number
+    return replace(gauges, taken_s=now, **changed)
 
 
 def busy(*gauges: Gauges, max_num_seqs: int | None = None) -> BackendLedger:
     """An engine with one request of ours."""
-    ledger = BackendLedger("b", SETTINGS, max_num_seqs=max_num_seqs)
-    lease = Lease(make_request(prompt=100, reserved=100), "b", 0.0)
-    ledger.add(lease)
-    ledger.started(lease, 0.0)
+    ledger = engine(max_num_seqs)
+    start(ledger, make_request(prompt=100, reserved=100))
     for one in gauges:
         ledger.observe(one, one.taken_s)
     return ledger
 
 
-def test_a_step_says_how_many_slots_and_how_large_a_step() -> None:
-    ledger = busy(PAGE)
-    assert ledger.slots.known() is None
-    ledger.observe(at(STEP, 0.1), 0.1)
-    assert (ledger.slots.known(), ledger.prefill.tokens) == (64, 8192)
-
-
-def test_what_is_configured_and_what_a_step_says_are_both_upper_bounds() -> None:
-    assert busy(STEP, max_num_seqs=32).slots.known() == 32
-    assert busy(STEP, max_num_seqs=128).slots.known() == 64
+@pytest.mark.parametrize(
+    ("configured", "page", "slots"), [(None, PAGE, None), (None, STEP, 64), (32, STEP, 32), (128, STEP, 64)]
+)
+def test_what_is_configured_and_what_a_step_says_are_both_upper_bounds(
+    configured: int | None, page: Gauges, slots: int | None
+) -> None:
+    ledger = busy(page, max_num_seqs=configured)
+    assert (ledger.slots.known(), ledger.prefill.tokens == 8192) == (slots, page is STEP)
 
 
 @settings(max_examples=30)
@@ -75,7 +50,7 @@ def test_what_is_configured_and_what_a_step_says_are_both_upper_bounds() -> None
 )
 def test_never_beyond_the_capacity_by_what_is_known(lengths: list[tuple[int, int, bool]], ceiling: float) -> None:
     """Answers of known length fit the whole cache at their largest; unknown ones leave what the ceiling says."""
-    ledger = BackendLedger("b", CapacitySettings(kv_ceiling=ceiling), max_num_seqs=1000)
+    ledger = engine(1000, kv_ceiling=ceiling)
     ledger.observe(at(STEP, 0.0, max_num_seqs=1000), 0.0)
     unsure = 0
     for prompt, reserved, is_known in lengths:
@@ -83,9 +58,7 @@ def test_never_beyond_the_capacity_by_what_is_known(lengths: list[tuple[int, int
             prompt=prompt, output_max=reserved if is_known else 4000, expected=reserved, reserved=reserved
         )
         if ledger.obstacle(request, 0.0) is None:
-            lease = Lease(request, "b", 0.0)
-            ledger.add(lease)
-            ledger.started(lease, 0.0)
+            lease = start(ledger, request)
             unsure += 0 if is_known else lease.held_tokens
     # Nothing of this ends before something else has grown, but for shorter answers that make room for longer ones.
     held = sum(lease.request.prompt_tokens + 8 for lease in ledger.leases.values())
@@ -105,7 +78,7 @@ def test_while_the_engine_has_thrown_out_requests_nobody_starts() -> None:
 
 def test_one_that_waits_for_its_first_start_is_not_thrown_out() -> None:
     ledger = busy(PAGE)
-    ledger.add(Lease(make_request(), "b", 0.0))
+    start(ledger, make_request(), started=False)
     ledger.observe(at(STEP, 0.1, running=1, waiting=1), 0.1)
     assert ledger.obstacle(make_request(), 0.1) is None
 
@@ -119,15 +92,13 @@ def test_hundreds_of_steps_say_no_more_of_common_prefixes_than_ten_pages() -> No
             ledger.observe(at(gauges, number * interval_s), number * interval_s)
         return ledger.kv.use(0, 1.0).now
 
-    half_shared = {"kv_usage": 50 / 8160}
-    assert fraction(0.005, at(STEP, 0.0, **half_shared)) == pytest.approx(
-        fraction(0.1, at(PAGE, 0.0, kv_usage=50 / 8160)), rel=0.1
-    )
+    of_steps, of_pages = (fraction(s, at(one, 0.0, kv_usage=50 / 8160)) for s, one in ((0.005, STEP), (0.1, PAGE)))
+    assert of_steps == pytest.approx(of_pages, rel=0.1)
 
 
 def test_the_prefill_window_is_a_step_at_least_and_more_where_the_engine_then_stands_still() -> None:
-    ledger = BackendLedger("b", SETTINGS)
-    ledger.add(Lease(make_request(prompt=10), "b", 0.0))
+    ledger = engine(None)
+    start(ledger, make_request(prompt=10), started=False)
 
     def seen(times: int, **fields: Any) -> int:
         for _ in range(times):

@@ -6,18 +6,13 @@ from math import inf, sqrt
 
 import pytest
 
-from policies.admission.decisions import Reject
-from policies.admission.engine import AdmissionEngine
-from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Obstacle
-from policies.capacity.working_set import WorkingSet
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Refusal, ServiceTokens, of_batch
-from policies.tree.node import CONTEXTS, NodeUsage
 from policies.tree.pool_tree import PoolTree
-from tests.policies.agents import HOLD_S, K, Pool, call, full
-from tests.policies.making import dispatched, make_request
+from tests.policies.agents import HOLD_S, K, Pool, call, full, working_set
+from tests.policies.making import dispatched, make_request, pool_of, rejected
 
 
 def test_a_start_waits_while_what_is_under_way_fills_the_cache_and_calls_inside_pass_it() -> None:
@@ -25,8 +20,6 @@ def test_a_start_waits_while_what_is_under_way_fills_the_cache_and_calls_inside_
     first = full(pool)
     assert pool.asks(call("a", "a3", 3000)) == []
     explained = pool.engine.explain("a3.0", pool.now)
-    assert explained is not None
-    assert explained.blocked is not None
     assert set(explained.blocked.obstacles.values()) == {Obstacle.WORKING_SET}
     assert "fill the KV cache" in explained.reason
     assert pool.answers(first, output=0) == [], "the context of an interaction in a tool is still held"
@@ -94,8 +87,7 @@ def test_orders_that_let_nothing_pass_hold_nothing(policy: str) -> None:
 
 
 def test_nothing_waits_before_the_cache_is_known_and_without_a_rate_a_context_is_held_ten_seconds() -> None:
-    engine = AdmissionEngine(named_policy("fairserve"))
-    engine.add_backend("one", max_num_seqs=64)
+    engine = pool_of("one", policy="fairserve", slots=64)
     engine.backend_changed("one", Gauges(0.0, running=0, waiting=0), 0.0)
     assert engine.working_set.hold_s == 0.0
     engine.working_set.kinds.of(call("a", "a0", 3000)).return_rate.learn(1.0)
@@ -114,36 +106,16 @@ def test_a_start_is_expected_to_take_what_calls_usually_have_that_follow_starts_
 ) -> None:
     pool = Pool()
     for number in range(50):
-        long = call("a", "a0", 6000 if number else 1500, serial=number)
-        assert pool.asks(long) == [long.id]
-        pool.answers(long)
+        pool.serves(call("a", "a0", 6000 if number else 1500, serial=number))
     pool.after(2 * HOLD_S)
     one = call("a", "a1", prompt)
     assert pool.asks(one) == [one.id]
     assert pool.set.tokens == pytest.approx(expected, rel=0.05), "one of fifty contexts was not asked for again"
 
 
-def test_an_interaction_counts_with_what_calls_of_its_kind_usually_have_until_it_has_more() -> None:
-    """Or its first calls would leave room for others that it needs itself."""
-    pool = Pool()
-    for serial in range(60):
-        one = call("a", "old", 6000 if serial else 500, serial=serial)
-        assert pool.asks(one) == [one.id]
-        pool.answers(one)
-    pool.now += 3 * HOLD_S
-    for serial, prompt in enumerate((500, 2000, 7000)):
-        one = call("a", "young", prompt, serial=serial)
-        assert pool.asks(one) == [one.id]
-        pool.answers(one, output=0)
-        assert pool.set.tokens == pytest.approx(max(prompt, 6000), rel=0.07)
-    assert pool.asks(call("a", "next", 500)) == []
-
-
 def test_a_short_call_beside_a_long_one_makes_their_context_no_smaller() -> None:
     pool = Pool()
-    usual = call("a", "usual", 3000)
-    assert pool.asks(usual) == [usual.id]
-    pool.answers(usual)
+    pool.serves(call("a", "usual", 3000))
     pool.after(2 * HOLD_S)
     for one in (call("a", "other", 6000), call("a", "other", 500, serial=1)):
         assert pool.asks(one) == [one.id]
@@ -157,29 +129,7 @@ def test_a_held_start_that_leaves_holds_nobody_up() -> None:
     small = make_request("a", id="small.0", user="other", prompt=500)
     assert pool.asks(small) == ["small.0"], "it has room, and the other one sleeps by itself"
     assert not pool.engine.cancelled("a3.0", pool.now)
-    backlog = pool.engine.policy.order.backlog
-    assert backlog is not None
-    assert backlog.starts == {}
-
-
-def test_who_was_held_goes_first_and_was_not_raised() -> None:
-    pool = Pool()
-    calls = [full(pool), call("b", "b0", 900, ends=True)]
-    assert pool.asks(calls[-1])
-    for tenant in ("a", "b"):
-        assert pool.asks(call(tenant, f"{tenant}9", 6000)) == []
-    backlog = pool.engine.policy.order.backlog
-    assert backlog is not None
-    before = {name: member.counter for name in ("a", "b") if (member := backlog.tenant(name)) is not None}
-    assert before["a"] > before["b"]
-    started: list[str] = []
-    for one in calls:
-        started += pool.answers(one)
-    assert started == []
-    started = pool.after(HOLD_S)
-    assert started[0] == "b9.0", "it has received less"
-    after = {name: member.lifted for name in ("a", "b") if (member := backlog.tenant(name)) is not None}
-    assert after == {"a": 0.0, "b": 0.0}
+    assert pool.engine.policy.order.backlog.starts == {}
 
 
 def test_a_start_that_would_wait_too_long_is_told_at_once_for_how_long() -> None:
@@ -193,14 +143,12 @@ def test_a_start_that_would_wait_too_long_is_told_at_once_for_how_long() -> None
         pool.now += 10.0
         pool.answers(call("a", f"s{number}", 9000))
         assert pool.after(HOLD_S) == [f"s{number + 1}.0"]
-    late = call("a", "late", 9000)
-    (refused,) = pool.engine.arrived(late, pool.now)
-    assert isinstance(refused, Reject)
+    (refused,) = pool.engine.arrived(call("a", "late", 9000), pool.now)
     assert refused.reason is Refusal.WORKING_SET
     assert refused.retry_after_s == pytest.approx((5 + sqrt(5)) * 11.0, rel=0.01), (
         "four wait before it, and turns took 5 and three times 15 seconds; one more was expected to take 5"
     )
-    assert not any(isinstance(one, Reject) for one in pool.engine.arrived(call("b", "b0", 100), pool.now))
+    assert not rejected(pool.engine.arrived(call("b", "b0", 100), pool.now))
 
 
 def test_a_rate_is_of_prompts_that_found_the_engine_free_and_of_which_the_cache_is_known() -> None:
@@ -218,8 +166,7 @@ def test_a_rate_is_of_prompts_that_found_the_engine_free_and_of_which_the_cache_
 
 def test_weights_are_parts_of_the_cache() -> None:
     tree = PoolTree()
-    found = WorkingSet(tree)
-    found.capacity_tokens, found.hold_s, found.first_start = K, HOLD_S, lambda: None
+    found = working_set(tree)
     heavy, light = make_request("a", weight=4.0, prompt=9000), make_request("b", prompt=1000)
     found.kinds.of(heavy).return_rate.learn(1.0)
     for request in (heavy, light):
@@ -247,35 +194,6 @@ def test_an_engine_that_was_never_busy_counts_as_fast_as_the_others_and_one_with
     assert pool.set.hold_s == pytest.approx(HOLD_S)
 
 
-def test_gateways_that_do_not_hear_of_each_other_have_an_equal_part_of_the_cache() -> None:
-    pool = Pool()
-    for sharers in (4, 1):
-        pool.engine.requests.tree.set_elsewhere((), sharers)
-        pool.now += 1.0
-        pool.scraped()
-        assert pool.set.capacity_tokens == K // sharers
-        assert pool.set.hold_s == pytest.approx(HOLD_S), "to compute all of it takes as long"
-
-
-def counts_elsewhere(pool: Pool, **tokens: int) -> None:
-    pool.engine.requests.tree.set_elsewhere([NodeUsage(tenant, CONTEXTS, held) for tenant, held in tokens.items()])
-
-
-def test_what_counts_elsewhere_counts_and_is_the_tenant_s() -> None:
-    pool = Pool()
-    counts_elsewhere(pool, a=3000, b=5000)
-    assert pool.set.tokens_in_all == 8000
-    assert pool.set.tenants() == {}, "not here"
-    assert pool.asks(call("a", "a1", 2000)) == ["a1.0"]
-    assert pool.asks(call("a", "a2", 2000)) == []
-    counts_elsewhere(pool, a=1000, b=8000)
-    assert pool.after(0.1) == ["a2.0"], "the half of `a`"
-    pool.engine.progressed("a2.0", 1, pool.now)
-    assert pool.asks(call("a", "a3", 3000)) == []
-    counts_elsewhere(pool)
-    assert pool.after(0.1) == ["a3.0"]
-
-
 def test_an_interaction_whose_first_call_received_nothing_counts_no_more() -> None:
     pool = Pool()
     first = call("a", "first", 3000)
@@ -293,8 +211,7 @@ def test_only_the_part_of_batch_counts_for_others_and_all_of_it_for_batch(
     interactive: int, batch: int, others: float, own: float
 ) -> None:
     tree = PoolTree()
-    found = WorkingSet(tree)
-    found.capacity_tokens, found.batch_share = K, 0.05
+    found = working_set(tree, batch_share=0.05)
     for tenant, weight in (("a", 1.0), ("d", 99.0)):
         tree.arrived(make_request(tenant), weight)
     tree.hold("a", interactive)

@@ -13,7 +13,6 @@ def limit_of(refused: Refused | None) -> str:
     """Return the name of the limit that refuses a request; "" if none does."""
     if refused is None:
         return ""
-    assert refused.limit is not None
     return refused.limit.name
 
 

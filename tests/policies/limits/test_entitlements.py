@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 
-from policies.admission.takeover import Setup, take_over
 from policies.capacity.obstacle import Obstacle
 from policies.request import Request, of_batch
 from policies.settings import Contradiction
@@ -40,13 +39,6 @@ def test_parts_are_those_of_the_definition_whoever_is_present(seed: int) -> None
             assert sum([entitlements.share(one, 1.0) for one in present]) == pytest.approx(1.0)
 
 
-def test_without_groups_a_weight_is_the_configured_one() -> None:
-    entitlements = PoolTree()
-    for name, weight in (("a", 0.3), ("b", 7.0)):
-        entitlements.arrived(make_request(name), weight)
-        assert entitlements.weight(name, weight) == weight
-
-
 def test_work_that_can_wait_is_divided_by_the_same_groups_and_leaves_others_what_they_have() -> None:
     tree = Tree(
         {"g": Placing(ROOT, GroupSettings(weight=3.0, guaranteed_share=0.9))}, {"a": Placing("g", GroupSettings())}
@@ -70,7 +62,7 @@ def test_work_that_can_wait_is_divided_by_the_same_groups_and_leaves_others_what
 )
 def test_terms_that_contradict_each_other(field: str, settings: dict[str, float]) -> None:
     with pytest.raises(Contradiction) as refused:
-        GroupSettings(**settings)  # type: ignore[arg-type]
+        GroupSettings(**settings)
     assert refused.value.field == field
 
 
@@ -134,23 +126,6 @@ def test_silence_under_a_floor_banks_nothing_and_costs_nothing() -> None:
     assert world.part("alice") == pytest.approx(0.3, rel=0.05)
 
 
-@pytest.mark.slow
-def test_a_tenant_that_moves_to_another_group_while_it_waits() -> None:
-    groups: dict[str, tuple[str, dict[str, float]]] = {"g": (ROOT, {}), "h": (ROOT, {})}
-    apart = tree(groups, {"a": ("g", {}), "b": ("g", {}), "c": ("h", {})})
-    moved = tree(groups, {"a": ("g", {}), "b": ("h", {}), "c": ("h", {})})
-    world = World("vtc", tree=apart)
-    busy(world, *"abc")
-    engine = world.engine
-    for terms, expected in ((apart, (0.25, 0.25, 0.5)), (moved, (0.5, 0.25, 0.25)), (Tree(), (1 / 3, 1 / 3, 1 / 3))):
-        setup = Setup(engine.limits, engine.capacity, engine.overload.settings, {"e": 16}, tree=terms)
-        world.carry(take_over(engine, setup, world.now))
-        world.run(world.now + 20)
-        world.served.clear()
-        world.run(world.now + 120)
-        assert [world.part(name) for name in "abc"] == pytest.approx(expected, rel=0.05)
-
-
 @pytest.mark.parametrize("policy", ORDERS)
 def test_no_more_runs_than_max_running_allows_and_others_go_on(policy: str) -> None:
     terms = tree({"g": (ROOT, {"max_running": 5})}, {"a": ("g", {"max_running": 3}), "b": ("g", {})})
@@ -169,7 +144,6 @@ def test_no_more_runs_than_max_running_allows_and_others_go_on(policy: str) -> N
 def test_what_is_at_its_ceiling_says_so() -> None:
     world = World("vtc", tree=tree({}, {"a": (ROOT, {"max_running": 1})}))
     sends(world, "a", 2)
-    assert world.engine.blocked is not None
     assert world.engine.blocked.nearest() is Obstacle.CEILING
     assert ceiling(world) == "tenant a has 1 of 1 sequences running (max_running)"
     world.run(0.3)
@@ -218,28 +192,6 @@ def test_what_is_not_lent_is_kept_free() -> None:
     assert 4 <= running_of(world, "alice") <= 5  # one may wait inside the engine
     world.run(0.5)
     assert running_of(world, "alice") >= 8
-
-
-def test_a_ceiling_is_left_open_by_requests_that_are_cancelled() -> None:
-    world = World("vtc", tree=tree({}, {"a": (ROOT, {"max_running": 1})}))
-    sends(world, "a", 3)
-    for one in world.of("a"):
-        if one.went_s is None:
-            world.carry(world.engine.cancelled(one.request.id, world.now))
-            one.outcome = "cancelled"
-    world.run(1.0)
-    sends(world, "a", 2)
-    assert running_of(world, "a") == 1
-
-
-def test_a_tenant_that_splits_into_many_gains_nothing() -> None:
-    splits = [f"part{number}" for number in range(40)]
-    groups: dict[str, tuple[str, dict[str, float]]] = {"g": (ROOT, {}), "h": (ROOT, {})}
-    world = World("vtc", tree=tree(groups, {"whole": ("h", {}), **{name: ("g", {}) for name in splits}}))
-    busy(world, *splits, clients=2)
-    busy(world, "whole")
-    world.run(120)
-    assert world.part("whole") == pytest.approx(0.5, rel=0.05)
 
 
 def test_a_floor_that_one_sleeping_request_keeps_costs_nobody_anything() -> None:

@@ -10,10 +10,10 @@ from policies.admission.decisions import Dispatch
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
-from policies.request import Claim, ServiceTokens, of_batch
+from policies.request import Claim, ServiceTokens
 from policies.tree.terms import ROOT, Tree
-from tests.policies.making import make_request
-from tests.policies.meetings.world import World, quantile, tree
+from tests.policies.making import make_request, pool_of
+from tests.policies.meetings.world import World, tree
 
 TOGETHER = {"a": ("g", {}), "b": ("g", {})}
 
@@ -44,27 +44,6 @@ def test_batch_gets_its_part_and_no_more(policy: str, terms: Tree, others: str) 
     assert world.part("b", batch=True) == pytest.approx(0.05, abs=0.01)
     went = sorted(one.went_s for one in world.of("b", batch=True) if one.went_s is not None)
     assert max(after - before for before, after in pairwise(went)) < 10.0
-
-
-def calls_inside(*, ceiling: bool, starts: bool) -> tuple[int, float]:
-    """Calls of agents that are in the set, and the longest wait of one, beside starts of their group without room."""
-    groups = {"g": (ROOT, {"max_running": 2} if ceiling else {})}
-    terms = tree(groups, {"g1": ("g", {}), "g2": ("g", {}), "h": (ROOT, {})})
-    world = World("fairserve", {"e": (64, 100_000)}, tree=terms, prefill_per_s=5000.0)
-    world.agents("h", 12, context=9_000, calls=400, output=20)
-    world.agents("g2", 4, context=6_000, calls=400, pause_s=0.5, output=50, start_s=0.1)
-    for number in range(6 if starts else 0):
-        world.send("g1", 40_000, 50, 20.0 + number * 0.01, claim=Claim(f"big{number}", explicit=True))
-    world.run(60)
-    waits = [one.waited_s(60) for one in world.of("g2", 25.0) if one.request.progress.stage > 1]
-    return len(waits), max(waits)
-
-
-@pytest.mark.parametrize("ceiling", [False, True])
-def test_calls_inside_do_not_wait_for_starts_of_their_group_that_wait_for_the_set(ceiling: bool) -> None:
-    (alone, alone_s), (beside, beside_s) = (calls_inside(ceiling=ceiling, starts=each) for each in (False, True))
-    assert beside > 0.8 * alone
-    assert beside_s < alone_s + 5.0
 
 
 @pytest.mark.parametrize("policy", ["vtc", "rr", "dlpm", "d2lpm"])
@@ -124,8 +103,7 @@ def test_a_share_of_engines_of_which_one_is_not_known_is_no_share_of_the_others(
 
 
 def test_a_tenant_at_its_ceiling_sleeps_until_it_has_room() -> None:
-    engine = AdmissionEngine(named_policy("vtc"), tree=tree({}, {"a": (ROOT, {"max_running": 1})}))
-    engine.add_backend("e", max_num_seqs=8)
+    engine = pool_of("e", slots=8, tree=tree({}, {"a": (ROOT, {"max_running": 1})}))
     runs, waits = make_request("a"), make_request("a")
     for request in (runs, waits):
         engine.arrived(request, 0.0)
@@ -134,9 +112,7 @@ def test_a_tenant_at_its_ceiling_sleeps_until_it_has_room() -> None:
 
 
 def test_a_share_is_of_the_engines_in_service() -> None:
-    engine = AdmissionEngine(named_policy("vtc"), tree=tree({}, {"a": (ROOT, {"max_share": 0.5})}))
-    for name in ("e0", "e1"):
-        engine.add_backend(name, max_num_seqs=8)
+    engine = pool_of("e0", "e1", slots=8, tree=tree({}, {"a": (ROOT, {"max_share": 0.5})}))
     engine.backend_changed("e1", False, 0.0)
     for _ in range(8):
         engine.arrived(make_request("a"), 0.0)
@@ -153,19 +129,9 @@ def test_a_prompt_larger_than_the_cache_of_one_engine_goes_to_one_that_can_hold_
     assert big.waited_s(world.now) < 8.0
 
 
-def test_batch_beside_a_flood_has_its_part_in_time() -> None:
-    world = World("fairserve", {"e": (8, 60_000)})
-    world.closed("a", 40, 300, 200)
-    world.closed("b", 1, 300, 50, batch=True, think_s=5.0)
-    world.run(60)
-    assert quantile(world.waits("b", batch=True), 0.5) < 10.0
-    assert of_batch("b") in {one.tenant for one in world.asked.values()}
-
-
 @pytest.mark.parametrize("policy", ["dlpm", "d2lpm"])
 def test_the_request_that_goes_next_by_its_prefix_is_the_one_that_wakes_its_tenant(policy: str) -> None:
-    engine = AdmissionEngine(named_policy(policy), tree=tree({}, {"a": (ROOT, {"max_running": 2})}))
-    engine.add_backend("e", max_num_seqs=8)
+    engine = pool_of("e", policy=policy, slots=8, tree=tree({}, {"a": (ROOT, {"max_running": 2})}))
     document = tuple(range(1, 9))
     first, second = make_request("a", prefix=document, prompt=128), make_request("a")
     older = make_request("a", sequences=2)

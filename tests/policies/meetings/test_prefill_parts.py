@@ -42,12 +42,6 @@ def test_running_answers_have_their_part_beside_a_prefill_flood(steps: bool) -> 
     assert pace + prefill > 0.97, "the engine is not idle"
 
 
-@pytest.mark.slow
-def test_without_the_rule_a_prefill_flood_takes_nearly_all() -> None:
-    assert of_alone([FLOOD], is_held=False) < 0.37
-    assert of_alone([FLOOD], is_held=False, engine=H100) < 0.05
-
-
 TWO_ENGINES = {"engine": MEDIUM, "engines": 2}
 FLOOR = tree({}, {HONEST: (ROOT, {"guaranteed_share": 0.75}), "flood": (ROOT, {})})
 CEILING = tree({}, {"flood": (ROOT, {"max_running": 2}), HONEST: (ROOT, {})})

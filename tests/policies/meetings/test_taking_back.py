@@ -6,16 +6,28 @@ import pytest
 
 from policies.admission.decisions import Dispatch, Failure, Preempt
 from policies.admission.engine import AdmissionEngine
-from policies.admission.named import named_policy
 from policies.request import ServiceTokens, of_batch
 from policies.tree.terms import ROOT
-from tests.policies.making import make_request
+from tests.policies.making import make_request, pool_of
 from tests.policies.meetings.world import LONG, World, quantile, tree
 
+KEPT = (ROOT, {"guaranteed_share": 0.75, "lending_limit": 0.0})
 
-@pytest.mark.parametrize(("slots", "terms"), [(4, {}), (16, {"max_running": 4}), (16, {"max_share": 0.25})], ids=str)
-def test_a_ceiling_full_of_its_own_batch_lets_other_work_go(slots: int, terms: dict[str, float]) -> None:
-    world = World("fairserve", {"e": (slots, 120_000)}, tree=tree({}, {"a": (ROOT, terms)}))
+
+@pytest.mark.parametrize(
+    ("slots", "terms"),
+    [
+        (4, {"a": (ROOT, {})}),
+        (16, {"a": (ROOT, {"max_running": 4})}),
+        (16, {"a": (ROOT, {"max_share": 0.25})}),
+        (16, {"a": (ROOT, {}), "keeps": KEPT}),
+    ],
+    ids=["the pool", "max_running", "max_share", "what others do not lend"],
+)
+def test_a_ceiling_full_of_its_own_batch_lets_other_work_go(
+    slots: int, terms: dict[str, tuple[str, dict[str, float]]]
+) -> None:
+    world = World("fairserve", {"e": (slots, 120_000)}, tree=tree({}, terms))
     for _ in range(60):
         world.send("a", 300, 3000, 0.5, batch=True)
     for visit in range(40):
@@ -49,17 +61,6 @@ def test_a_ceiling_full_of_batch_lets_other_work_go_beside_a_flood_of_others() -
     world.send("a", 100, 20, 5.0)
     world.run(20)
     assert max(world.waits("a")) < 3.0, "its turn comes, and the flood has no request that can wait"
-
-
-def test_what_is_kept_for_others_full_of_batch_lets_other_work_go() -> None:
-    terms = {"k": (ROOT, {"guaranteed_share": 0.5, "lending_limit": 0.0}), "b": (ROOT, {})}
-    world = World("fairserve", tree=tree({}, terms))
-    for _ in range(30):
-        world.send("b", 300, 3000, 0.5, batch=True)
-    for visit in range(3):
-        world.send("b", 100, 20, 2.0 + 5 * visit)
-    world.run(30)
-    assert max(world.waits("b")) < 0.1
 
 
 @pytest.mark.parametrize("placement", ["least_loaded", "deficits"])
@@ -106,21 +107,9 @@ def test_while_a_large_request_waits_for_its_engine_batch_makes_room_for_others_
     assert max(world.waits("small")) < 2.0
 
 
-def test_one_request_is_not_preempted_again_and_again() -> None:
-    world = World("vtc", {"e": (4, 120_000)})
-    for visit in range(60):
-        world.send("a", 300, 100, 2.0 * visit)
-    world.closed("b", 10, 2000, 800, batch=True)
-    world.run(120)
-    assert max(one.preempted for one in world.of("b", batch=True)) <= 3
-    assert quantile(world.waits("a"), 0.9) < 1.0
-
-
 def of_group(policy: str, running_max: int) -> AdmissionEngine:
     terms = tree({"g": (ROOT, {"max_running": running_max})}, {"a": ("g", {})})
-    engine = AdmissionEngine(named_policy(policy), limits=LONG, tree=terms)
-    engine.add_backend("e", max_num_seqs=16)
-    return engine
+    return pool_of("e", policy=policy, slots=16, limits=LONG, tree=terms)
 
 
 def test_room_that_batch_makes_piece_by_piece_at_a_ceiling_is_not_taken_by_batch() -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from policies.admission.decisions import Failure, Reject
-from policies.admission.engine import AdmissionEngine
-from policies.admission.named import named_policy
+from policies.admission.decisions import Failure
 from policies.queue.bounds import QueueLimits
 from policies.request import WAIT_S_MAX
 from policies.tree.terms import ROOT
-from tests.policies.making import make_request, told_wait
+from tests.policies.making import make_request, pool_of, told_wait
 from tests.policies.meetings.world import World, part_right, told_and_true, tree
 
 
@@ -55,24 +53,8 @@ def test_the_other_users_of_a_tenant_go_before() -> None:
     assert right(world, "a", 30.0) >= 0.95
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "vtc", "fairserve"])
-def test_after_ten_idle_minutes_a_wait_is_told_as_before(policy: str) -> None:
-    """Both classes wait, and then nothing does for ten minutes."""
-    world = World(policy, {"e": (1, 120_000)})
-    for number in range(5):
-        world.send("a", 100, 100, 1.0 + number / 10, batch=number == 3)
-    world.run(600)
-    for number in range(4):
-        world.send("a", 100, 100, 600.0 + number / 10)
-    world.run(700)
-    assert all(told_s < 20.0 for told_s, _ in told_and_true(world, "a", 600.0))
-    assert told_and_true(world, "a", 600.0)
-
-
 def test_no_time_to_come_back_is_beyond_an_hour_whatever_an_engine_says() -> None:
-    engine = AdmissionEngine(named_policy("vtc"), limits=QueueLimits(attempts_max=1))
-    engine.add_backend("e", max_num_seqs=1)
+    engine = pool_of("e", slots=1, limits=QueueLimits(attempts_max=1))
     engine.arrived(request := make_request("a"), 0.0)
     rejected = engine.failed(request.id, Failure.REFUSED, 1.0, again_s=1e6)[0]
-    assert isinstance(rejected, Reject)
     assert rejected.retry_after_s == WAIT_S_MAX == 3600.0

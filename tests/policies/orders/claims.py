@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from policies.admission.policy import Policy
 from policies.capacity.output_lengths import ENOUGH
-from policies.orders.order import Selection
 from policies.orders.policy_entries import POLICIES
 from policies.orders.profiles import Profiles
 from policies.request import Request, ServiceTokens
@@ -34,30 +33,18 @@ class Claim:
 IN_TOKENS = {"gamma": 2.0}
 """With `knows`, makes the flows of a tenant comparable by the same service as tenants; what calls are worth has tests
 of its own."""
+PER_ROUND = lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10)  # noqa: E731
+"""Of policies with rounds, or a window, of ten tokens."""
+PLAIN = lambda prompt, output, weight: 2 * (prompt + output) / weight  # noqa: E731
+WINDOW = {"window_tokens": 10.0, "window_calls": 10.0}
 CLAIMS = {
     "fcfs": Claim(bound=None),
-    "rr": Claim(bound=lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10), params={"quantum": 10.0}),
-    "dlpm": Claim(
-        bound=lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10),
-        params={"quantum": 10.0},
-        costs=("linear",),
-    ),
-    "d2lpm": Claim(
-        bound=lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10),
-        params={"quantum": 10.0, "backend_quantum": 10.0},
-        costs=("linear",),
-    ),
-    "vtc": Claim(bound=lambda prompt, output, weight: 2 * (prompt + output) / weight),
-    "wsc": Claim(
-        bound=lambda prompt, output, weight: 2 * (prompt + output) / weight,
-        params=IN_TOKENS,
-        costs=("linear",),
-    ),
-    "fairserve": Claim(
-        bound=lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10),
-        params={**IN_TOKENS, "window_tokens": 10.0, "window_calls": 10.0},
-        costs=("linear",),
-    ),
+    "rr": Claim(PER_ROUND, {"quantum": 10.0}),
+    "dlpm": Claim(PER_ROUND, {"quantum": 10.0}, costs=("linear",)),
+    "d2lpm": Claim(PER_ROUND, {"quantum": 10.0, "backend_quantum": 10.0}, costs=("linear",)),
+    "vtc": Claim(PLAIN),
+    "wsc": Claim(PLAIN, IN_TOKENS, costs=("linear",)),
+    "fairserve": Claim(PER_ROUND, IN_TOKENS | WINDOW, costs=("linear",)),
 }
 every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
 fair_policy = pytest.mark.parametrize("name", sorted(name for name, claim in CLAIMS.items() if claim.bound))
@@ -81,7 +68,6 @@ def knows(policy: Policy, usual: float, **by_app: float) -> Policy:
 def pop(policy: Policy, room: Room | None = None) -> Request:
     """The next request, dispatched and charged as the engine does it."""
     selection = policy.pop(0.0, room or Room())
-    assert isinstance(selection, Selection)
     policy.charge(selection.request, ServiceTokens(selection.request.prompt_tokens, 0), 0.0, final=False)
     return selection.request
 
@@ -133,7 +119,6 @@ class Trace:
 
     def pop(self) -> None:
         selection = self.policy.pop(0.0, Room())
-        assert isinstance(selection, Selection)
         request = selection.request
         self.queued.remove(request)
         self.log.append(request.id)

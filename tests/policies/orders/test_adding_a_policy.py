@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from policies.admission.decisions import Dispatch
-from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.orders.policy_entries import POLICIES
 from policies.request import ServiceTokens
-from tests.policies.making import make_request
+from tests.policies.making import make_request, pool_of
 from tests.policies.orders.shortest import ENTRY
 
 ROOT = Path(__file__).parents[3]
@@ -52,8 +51,7 @@ def test_the_yaml_has_its_section_the_schema_says_what_may_be_set_and_faults_hav
 @pytest.mark.interpreted_only("a policy in a test extends a compiled class; one in its own file is compiled with it")
 def test_the_admission_engine_serves_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(POLICIES, "shortest", ENTRY)
-    engine = AdmissionEngine(named_policy("shortest", patience=1))
-    engine.add_backend("one", max_num_seqs=1)
+    engine = pool_of("one", policy=named_policy("shortest", patience=1), slots=1)
     while not engine.queued:
         engine.arrived(make_request("a", prompt=100, id=f"first-{engine.dispatched}"), 0.0)
     for prompt in (50, 20, 30):

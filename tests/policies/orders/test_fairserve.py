@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from policies.admission.engine import AdmissionEngine
@@ -85,15 +87,10 @@ def test_what_was_learned_is_restored_and_nothing_else_is_taken_for_it() -> None
     learned = profiles.snapshot()
     fresh = Profiles()
     fresh.adopt(fresh.read(learned))
-    assert [fresh.norm("t", app, 1) for app in ("agent", "chat", "")] == [
-        profiles.norm("t", app, 1) for app in ("agent", "chat", "")
-    ]
-    for wrong in (
-        [],
-        {"units": [1, 2, 1]},
-        {**learned, "worths": [["t", "a", 1, 1, float("inf")]]},
-        {**learned, "pool": []},
-    ):
+    for app in ("agent", "chat", ""):
+        assert fresh.norm("t", app, 1) == profiles.norm("t", app, 1)
+    infinite = [["t", "a", 1, 1, float("inf")]]
+    for wrong in ([], {"units": [1, 2, 1]}, {**learned, "worths": infinite}, {**learned, "pool": []}):
         with pytest.raises(ValueError, match=r"expected|missing|row"):
             fresh.read(wrong)
     with pytest.raises(ValueError, match="alpha, beta, gamma"):
@@ -102,18 +99,13 @@ def test_what_was_learned_is_restored_and_nothing_else_is_taken_for_it() -> None
 
 
 def test_fairserve_restores_all_or_nothing() -> None:
-    def engine() -> AdmissionEngine:
-        return AdmissionEngine(named_policy("fairserve"))
-
-    taught_one, fresh = engine(), engine()
+    taught_one, fresh, other = (AdmissionEngine(named_policy("fairserve")) for _ in range(3))
     for _ in range(LEARNED):
         taught_one.policy.order.learn(make_request("t", app="a"), ServiceTokens(70, 30), 0.0)
     learned = snapshot(taught_one)
-    parts = learned["policy"]
-    assert isinstance(parts, dict)
     with pytest.raises(ValueError, match="missing"):
-        read(fresh, {**learned, "policy": {**parts, "profiles": {}}})
-    assert snapshot(fresh) == snapshot(engine()) != learned
+        read(fresh, learned | {"policy": learned["policy"] | {"profiles": {}}})
+    assert snapshot(fresh) == snapshot(other) != learned
     adopt(read(fresh, learned))
     assert snapshot(fresh) == learned
 
@@ -143,9 +135,7 @@ def test_system_tokens_cost_their_own_factor() -> None:
     pop(policy), pop(policy)
     assert plain.progress.normalised == pytest.approx(1.0)
     assert system.progress.normalised == pytest.approx(1.6)
-    assert plain.progress.charged == system.progress.charged == 100.0, (
-        "between tenants only what the engine counts counts"
-    )
+    assert plain.progress.charged == system.progress.charged == 100.0, "between tenants only the engine's tokens count"
 
 
 @pytest.mark.parametrize("across", [False, True])
@@ -169,12 +159,31 @@ def test_a_prediction_is_charged_at_dispatch_and_corrected() -> None:
     assert (request.progress.charged, request.progress.normalised) == (20.0, 1.5)
 
 
-def test_calls_inside_an_interaction_go_before_starts_up_to_the_window() -> None:
-    policy = named_policy("fairserve", window_tokens=250.0)
-    for _ in range(10):
-        push(policy, make_request("b", prompt=100))
-        push(policy, make_request("a", prompt=100), inside=True)
-    assert "".join(pop(policy).flow.tenant for _ in range(10)) == "aaabababab"
+@pytest.mark.parametrize(
+    ("settings", "rounds", "asks", "order"),
+    [
+        pytest.param(
+            {"window_tokens": 250.0}, 10, [("b", "", 100, False), ("a", "", 100, True)], "aaabababab",
+            id="up to the window",
+        ),
+        pytest.param(
+            {"window_calls": 2.0}, 10, [("", "b", 1, False), ("", "a", 1, True)], "aabababa",
+            id="inside a tenant the window is in calls",
+        ),
+        pytest.param(
+            {"window_tokens": 1000.0}, 3, [("a", "", 100, True), ("b", "", 250, True), ("c", "", 1, False)], "abaabb",
+            id="of them those of the least-served owner",
+        ),
+    ],
+)  # fmt: skip
+def test_calls_inside_an_interaction_go_before_starts(
+    settings: dict[str, Any], rounds: int, asks: list[tuple[str, str, int, bool]], order: str
+) -> None:
+    policy = knows(named_policy("fairserve", **settings), 1.0)
+    for _ in range(rounds):
+        for tenant, user, prompt, inside in asks:
+            push(policy, make_request(tenant, user=user, prompt=prompt), inside=inside)
+    assert "".join("".join(pop(policy).flow) for _ in order) == order
 
 
 def test_a_tenant_is_preferred_until_its_last_call_inside_has_gone() -> None:
@@ -186,23 +195,6 @@ def test_a_tenant_is_preferred_until_its_last_call_inside_has_gone() -> None:
     assert order == [("a", "x"), ("b", "x"), ("a", "y"), ("a", "x")]
 
 
-def test_inside_a_tenant_the_window_is_in_calls() -> None:
-    policy = knows(named_policy("fairserve", window_calls=2.0), 100.0)
-    for _ in range(10):
-        push(policy, make_request("t", user="b", prompt=100))
-        push(policy, make_request("t", user="a", prompt=100), inside=True)
-    assert "".join(pop(policy).flow.user for _ in range(8)) == "aabababa"
-
-
-def test_among_calls_inside_the_least_served_owner_goes_first() -> None:
-    policy = named_policy("fairserve", window_tokens=1000.0)
-    for _ in range(3):
-        push(policy, make_request("a", prompt=100), inside=True)
-        push(policy, make_request("b", prompt=250), inside=True)
-        push(policy, make_request("c", prompt=1))
-    assert "".join(pop(policy).flow.tenant for _ in range(6)) == "abaabb"
-
-
 def test_a_flow_serves_its_own_open_interactions_first() -> None:
     policy = named_policy("fairserve")
     start = push(policy, make_request("a"))
@@ -212,18 +204,15 @@ def test_a_flow_serves_its_own_open_interactions_first() -> None:
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_limits_refuse_under_every_placement(placement: str) -> None:
-    limits = Ceilings(starts=20)
-    policy = named_policy("fairserve", placement=placement, throttle=ThrottleSettings(user=limits))
-    pressure = Pressure(True, "full")
-    refused = 0
+    throttle = ThrottleSettings(user=Ceilings(starts=20))
+    policy, admitted = named_policy("fairserve", placement=placement, throttle=throttle), 0
     for _ in range(200):
         request = make_request("flood")
-        if policy.order.refusal(request, 0.0, pressure) is not None:
-            refused += 1
-            continue
-        policy.push(request, 0.0)
-        policy.pop(0.0, NoRoom())
-    assert refused == 180
+        if policy.order.refusal(request, 0.0, Pressure(True, "full")) is None:
+            admitted += 1
+            policy.push(request, 0.0)
+            policy.pop(0.0, NoRoom())
+    assert admitted == 20
 
 
 def test_without_a_limit_nothing_is_counted_and_with_one_all_queues_count_together() -> None:
@@ -273,20 +262,11 @@ def test_a_system_prompt_that_is_cached_counts_as_little_as_other_input() -> Non
     assert request.progress.normalised == 0.0
 
 
-def with_limit(requests: int) -> Policy:
-    return named_policy("fairserve", throttle=ThrottleSettings(user=Ceilings(requests=requests)))
-
-
-def test_a_request_that_comes_back_is_counted_once() -> None:
-    policy = with_limit(10)
-    request = push(policy, make_request())
+def test_a_request_that_comes_back_is_counted_once_and_a_call_beyond_a_limit_does_not_go_before_others() -> None:
+    policy = named_policy("fairserve", throttle=ThrottleSettings(user=Ceilings(requests=1)))
+    request = push(policy, make_request("a"), inside=True)
     give_back(policy, pop(policy))
     assert policy.explain(request.flow, 0.0)["user_requests"] == 1
-
-
-def test_a_call_beyond_a_limit_does_not_go_before_others() -> None:
-    policy = with_limit(1)
-    push(policy, make_request("a"), inside=True)
     pop(policy)
     start = push(policy, make_request("b"))
     push(policy, make_request("a"), inside=True)

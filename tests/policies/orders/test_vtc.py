@@ -25,10 +25,9 @@ PAIRS: dict[str, Callable[[], tuple[Policy, NaiveVtc]]] = {
     "lcf": lambda: (Policy(Lcf()), NaiveVtc(lift=False)),
     "rr": lambda: (named_policy("rr", quantum=16.0), NaiveVtc(quantum=16.0)),
     "rr, predicting": lambda: (
-        named_policy("rr", quantum=40.0, predict_output=True),
-        NaiveVtc(quantum=40.0, predict_output=True),
+        named_policy("rr", quantum=40.0, predict_output=True), NaiveVtc(quantum=40.0, predict_output=True)
     ),
-}
+}  # fmt: skip
 NAMED = [name for name in PAIRS if name != "lcf"]
 LCF = pytest.param("lcf", marks=pytest.mark.interpreted_only("extends a policy"))
 # The paper sends no request back to the queue.

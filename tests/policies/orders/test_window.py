@@ -6,7 +6,6 @@ import pytest
 
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
-from policies.queue.tenants_and_flows import CALLS_PASSED
 from policies.request import Request, ServiceTokens
 from tests.policies.caching import BLOCK, CachingServers, Questions, document, local
 from tests.policies.making import make_request
@@ -24,7 +23,6 @@ def ask(policy: Policy, tenant: str, prefix: tuple[int, ...] = (), *, user: str 
 
 
 def cached(policy: Policy, prefix: tuple[int, ...]) -> None:
-    assert policy.prefixes is not None
     policy.prefixes.insert(prefix, "b")
 
 
@@ -73,15 +71,6 @@ def test_the_window_is_what_a_tenant_may_be_ahead() -> None:
         went.append(request.flow.tenant)
         policy.charge(request, ServiceTokens(100, 0, 90 if request.flow.tenant == "b" else 0), 0.0, final=True)
     assert went == ["b"] * 5 + ["a"] + ["b"] * 3, "5 times 10 tokens is more than 45, then one of 100 for `a`"
-
-
-def test_the_oldest_request_of_a_flow_is_passed_a_bounded_number_of_times() -> None:
-    policy = local("vtc", 1e9)
-    cached(policy, document(1, 9))
-    oldest = ask(policy, "a", document(2, 9))
-    for n in range(2 * CALLS_PASSED):
-        ask(policy, "a", (*document(1, 9), n))
-    assert [pop(policy) for _ in range(CALLS_PASSED + 1)][-1] is oldest
 
 
 @pytest.mark.parametrize("name", WITH_WINDOW)

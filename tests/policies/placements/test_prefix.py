@@ -1,23 +1,31 @@
-"""Placement by prefix: where a request is done soonest, spread before one engine is overloaded."""
+"""Placement by prefix: where a request is done soonest, spread before one engine is overloaded, and why it is there."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
 
 import pytest
 
+from policies.admission.named import named_policy
+from policies.admission.policy import Policy
+from policies.capacity.obstacle import Blocked
+from policies.orders.vtc import Vtc
 from policies.placements import prefix as placement
+from policies.placements.least_loaded import LeastLoaded
+from policies.placements.placement import EngineLoad, Placement
 from policies.placements.prefix import ByPrefix
 from policies.placements.prefix_index import PrefixIndex
-from policies.request import Request
+from policies.request import Placed, Request
 from tests.policies.caching import BLOCK, document
-from tests.policies.making import Load, make_request
+from tests.policies.making import Engines, Load, Room, make_request
 
 THREE = ("e1", "e2", "e3")
+PROMPT = document(1, 100)
 
 
-def question(prefix: tuple[int, ...]) -> Request:
+def question(prefix: tuple[int, ...] = PROMPT) -> Request:
     return make_request(prompt=BLOCK * max(1, len(prefix)), prefix=prefix)
 
 
@@ -25,30 +33,81 @@ def engines(*running: int) -> list[Load]:
     return [Load(f"e{n}", count) for n, count in enumerate(running, 1)]
 
 
-def test_a_prompt_goes_where_most_of_it_is_cached() -> None:
+def by_prefix(**cached: int) -> ByPrefix:
+    """Engines that hold so many blocks of the prompt."""
     prefixes = PrefixIndex()
-    prefixes.insert(document(1, 50), "e2")
-    prefixes.insert(document(1, 100), "e3")
-    assert ByPrefix(prefixes=prefixes).choose(question(document(1, 100)), engines(0, 0, 0))[0] == "e3"
+    for engine, depth in cached.items():
+        prefixes.insert(PROMPT[:depth], engine)
+    return ByPrefix(prefixes=prefixes)
 
 
-def test_of_engines_that_have_it_alike_the_less_loaded_one_is_taken() -> None:
-    prefixes = PrefixIndex()
-    for name in THREE:
-        prefixes.insert(document(1, 100), name)
-    assert ByPrefix(prefixes=prefixes).choose(question(document(1, 100)), engines(3, 1, 2))[0] == "e2"
+@pytest.mark.parametrize(
+    ("cached", "loads", "chosen"),
+    [
+        pytest.param({"e2": 50, "e3": 100}, engines(0, 2, 2), ("e3", Placed.CACHED), id="where most of it is cached"),
+        pytest.param({"e2": 100}, [Load("e1"), Load("e2", 60)], ("e1", Placed.SPREAD), id="spread by load"),
+        pytest.param({"e2": 100, "e3": 20}, [Load("e1"), Load("e3")], ("e3", Placed.SPREAD), id="e2 has no room"),
+        # What is on its way there counts like its own prompt: eight times 50 blocks is what it saves.
+        pytest.param(
+            {"e1": 50, "e2": 100}, [Load("e1"), Load("e2", prefill_tokens=(8 * 50 - 1) * BLOCK)], ("e2", Placed.CACHED),
+            id="beside a little less than it saves",
+        ),
+        pytest.param(
+            {"e1": 50, "e2": 100}, [Load("e1"), Load("e2", prefill_tokens=(8 * 50 + 1) * BLOCK)], ("e1", Placed.SPREAD),
+            id="beside a little more than it saves",
+        ),
+    ],
+)  # fmt: skip
+def test_a_prompt_goes_where_it_is_done_soonest(
+    cached: dict[str, int], loads: list[Load], chosen: tuple[str, Placed]
+) -> None:
+    assert by_prefix(**cached).choose(question(), loads) == chosen
 
 
-def test_what_is_on_its_way_before_it_counts_like_its_own_prompt() -> None:
-    prefixes = PrefixIndex()
-    prefixes.insert(document(1, 50), "e1")
-    prefixes.insert(document(1, 100), "e2")
-    more = 8 * 50 * BLOCK  # what it saves there
-    busy = [Load("e1"), Load("e2", prefill_tokens=more - BLOCK)]
-    busier = [Load("e1"), Load("e2", prefill_tokens=more + BLOCK)]
-    choose = ByPrefix(prefixes=prefixes).choose
-    assert choose(question(document(1, 100)), busy)[0] == "e2"
-    assert choose(question(document(1, 100)), busier)[0] == "e1"
+def test_what_nobody_has_meets_and_what_says_nothing_goes_where_least_runs() -> None:
+    assert by_prefix().choose(question(), engines(0, 1))[1] is Placed.RENDEZVOUS
+    assert by_prefix().choose(make_request(), engines(0, 1)) == ("e1", Placed.LEAST_LOADED)
+    assert LeastLoaded().choose(question(), engines(0, 1)) == ("e1", Placed.LEAST_LOADED)
+
+
+class OnlyX(Room):
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[EngineLoad] | Blocked:
+        return (Load("x"),)
+
+
+@pytest.mark.parametrize(
+    ("placement", "room", "expected"),
+    [
+        (by_prefix(b=100), OnlyX(), ("x", Placed.ONLY)),
+        (LeastLoaded(), OnlyX(), ("x", Placed.ONLY)),
+        (LeastLoaded(), Engines({"a": 1, "b": 0}), ("b", Placed.LEAST_LOADED)),
+    ],
+)
+def test_why_a_request_is_at_an_engine_is_noted(placement: Placement, room: Room, expected: tuple[str, Placed]) -> None:
+    policy, request = Policy(Vtc(), placement), question()
+    policy.push(request, 0.0)
+    assert (policy.pop(0.0, room).backend, request.progress.placed) == expected
+
+
+def test_one_that_goes_before_the_next_in_order_is_named_as_such() -> None:
+    policy = named_policy("vtc")
+    policy.prefixes.insert(PROMPT, "x")
+    first, cached = (
+        make_request("a", prompt=1000, prefix=document(2, 100)),
+        make_request("b", prompt=1000, prefix=PROMPT),
+    )
+    for request in (first, cached):
+        policy.push(request, 0.0)
+    for expected, why in ((cached, Placed.PASSED), (first, Placed.ONLY)):
+        assert policy.pop(0.0, OnlyX()).request is expected
+        assert expected.progress.placed == why
+
+
+def test_new_prompts_go_where_their_adapter_runs_within_the_bound() -> None:
+    requests = [make_request(prefix=(number,), adapter="lora") for number in range(20)]
+    for running, expected in ((1, {"b"}), (8, {"a"})):
+        engines = [Load("a"), Load("b", running, adapters={"lora": running})]
+        assert {by_prefix().choose(request, engines)[0] for request in requests} == expected
 
 
 def test_a_hot_prefix_spreads_before_it_overloads_an_engine() -> None:
@@ -79,23 +138,19 @@ def test_a_hot_prefix_spreads_before_it_overloads_an_engine() -> None:
 def test_what_chance_brings_does_not_drive_a_conversation_from_its_cache(
     running: tuple[int, ...], usual: tuple[int, ...], chosen: str
 ) -> None:
-    prefixes = PrefixIndex()
-    prefixes.insert(document(1, 100), "e1")
     loads = [Load(f"e{n}", now, usual=mean) for n, (now, mean) in enumerate(zip(running, usual, strict=True), 1)]
-    assert ByPrefix(prefixes=prefixes).choose(question(document(1, 100)), loads)[0] == chosen
+    assert by_prefix(e1=100).choose(question(), loads)[0] == chosen
 
 
 def test_gateways_place_new_prompts_alike_without_asking() -> None:
-    one, other = ByPrefix(prefixes=PrefixIndex()), ByPrefix(prefixes=PrefixIndex())
     for n in range(100):
-        assert (
-            one.choose(question(document(n, 5)), engines(2, 2, 2))[0]
-            == other.choose(question((*document(n, 5), 7)), list(reversed(engines(3, 3, 3))))[0]
-        ), "prompts that begin alike meet, whatever follows"
+        one, _ = by_prefix().choose(question(document(n, 5)), engines(2, 2, 2))
+        other, _ = by_prefix().choose(question((*document(n, 5), 7)), list(reversed(engines(3, 3, 3))))
+        assert one == other, "prompts that begin alike meet, whatever follows"
 
 
 def test_an_engine_more_or_less_moves_only_its_own_prompts() -> None:
-    where = ByPrefix(prefixes=PrefixIndex())
+    where = by_prefix()
     before = {n: where.choose(question(document(n, 5)), engines(0, 0, 0))[0] for n in range(300)}
     after = {n: where.choose(question(document(n, 5)), engines(0, 0, 0, 0))[0] for n in range(300)}
     moved = {n for n in before if before[n] != after[n]}
@@ -104,18 +159,8 @@ def test_an_engine_more_or_less_moves_only_its_own_prompts() -> None:
     assert all(60 < count < 140 for count in Counter(before.values()).values())
 
 
-def test_new_prompts_that_begin_alike_by_design_do_not_pile_up() -> None:
-    """Rendezvous by the first block would send all to one engine; load has the last word."""
-    where = ByPrefix(prefixes=PrefixIndex())
-    running = Counter(dict.fromkeys(THREE, 0))
-    for n in range(90):
-        name = where.choose(question((1, n, n)), [Load(each, running[each]) for each in THREE])[0]
-        running[name] += 1
-    assert max(running.values()) <= 1.3 * 30
-
-
 def test_an_engine_of_another_size_is_filled_by_its_size() -> None:
-    where = ByPrefix(prefixes=PrefixIndex())
+    where = by_prefix()
     running = Counter({"large": 0, "small": 0})
     slots = {"large": 32, "small": 6}
     for _ in range(30):

@@ -44,6 +44,8 @@ def test_it_stays_within_its_bound_and_ends_of_chains_go_first(sent: list[tuple[
         assert len(index) <= blocks_max
         assert index.depth(chain, "a") == min(len(chain), blocks_max), "what came last is known best"
         for other in sent:
+            depth = index.depth(other, "a")
+            assert index.depths(other) == ({"a": depth} if depth else {}), "of what was evicted nothing is held"
             flags = [index.depth(other[: depth + 1], "a") == depth + 1 for depth in range(len(other))]
             assert flags == sorted(flags, reverse=True), "a block is known only while those before it are"
 
@@ -162,11 +164,3 @@ def test_what_was_missed_is_taken_off_the_size_of_a_cache() -> None:
     index.learn_cache_size("b", 100, 100)
     index.learn_cache_size("b", 700, 100)
     assert len(index) == 2000 - 600
-
-
-def test_of_a_prompt_that_was_evicted_no_engine_holds_anything() -> None:
-    index = PrefixIndex(blocks_max=10)
-    index.insert(tuple(range(10)), "b")
-    index.insert(tuple(range(100, 110)), "b")
-    assert index.depths(tuple(range(10))) == {}
-    assert index.depths(tuple(range(100, 110))) == {"b": 10}

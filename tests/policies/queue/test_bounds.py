@@ -25,19 +25,33 @@ def enter(room: BoundedQueue, request: Request) -> list[Request] | None:
 @settings(max_examples=200)
 @given(
     arrivals=st.lists(
-        st.tuples(st.sampled_from("abc"), st.sampled_from([0, 1, 20, 60, 100, 130]), st.sampled_from([0.5, 1.0, 3.0])),
+        st.tuples(
+            st.sampled_from("abc"), st.sampled_from([0, 1, 20, 60, 100, 130]), st.sampled_from([0.5, 1.0, 3.0]),
+            st.integers(0, 9),
+        ),
         max_size=40,
     )
-)
-def test_bounds_hold_whoever_comes(arrivals: list[tuple[str, int, float]]) -> None:
+)  # fmt: skip
+def test_bounds_hold_whoever_comes(arrivals: list[tuple[str, int, float, int]]) -> None:
+    """The last number says which request leaves then, or leaves and comes back, and whether the lists are read."""
     room = BoundedQueue(LIMITS)
     inside: list[Request] = []
-    for tenant, body_bytes, weight in arrivals:
+    for tenant, body_bytes, weight, number in arrivals:
         request = make_request(tenant, body_bytes=body_bytes, weight=weight)
         victims = enter(room, request)
         if victims is not None:
             assert all(victim.flow.tenant != tenant for victim in victims), "nobody gives way to himself"
             inside = [one for one in inside if one not in victims] + [request]
+        if number < len(inside):
+            gone = inside.pop(number)
+            room.remove(gone)
+            if number % 2:
+                room.add(gone, front=True)
+                inside.insert(0, gone)
+        if number > 3:
+            for each in "abc":
+                assert room.of_tenant(each) == [one for one in inside if one.flow.tenant == each]
+            assert set(room.by_tenant()) == {one.flow.tenant for one in inside}
         assert len(room.requests) == len(inside) <= LIMITS.queue_requests_max
         assert room.bytes == sum(one.body_bytes for one in inside) <= LIMITS.queue_bytes_max
 
@@ -172,20 +186,3 @@ def test_the_places_that_are_kept_are_bounded() -> None:
     for number in range(PLACES_MAX + 1):
         assert room.comes_back_in(make_request("a", prompt=number), Refusal.QUEUE_FULL, 10.0, 0.0) >= 10.0
     assert len(room.places.due) == PLACES_MAX
-
-
-@pytest.mark.parametrize("is_read_between", [False, True])
-def test_what_has_left_is_in_no_list_whether_or_not_the_lists_were_read_meanwhile(is_read_between: bool) -> None:
-    room = BoundedQueue(LIMITS)
-    gone, stays, back = (make_request("a", body_bytes=number) for number in (1, 2, 3))
-    for request in (gone, stays):
-        enter(room, request)
-    if is_read_between:
-        assert room.of_tenant("a") == [gone, stays]
-    room.remove(gone)
-    room.add(back, front=True)
-    assert room.of_tenant("a") == [back, stays]
-    assert (room.bytes, room.by_tenant()["a"].requests) == (5, 2)
-    room.remove(stays)
-    room.remove(back)
-    assert (room.of_tenant("a"), room.by_tenant(), room.earliest_deadline_s()) == ([], {}, float("inf"))

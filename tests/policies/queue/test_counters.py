@@ -17,7 +17,20 @@ windows = st.sampled_from([0.0, WINDOW])
 changes = st.lists(
     st.tuples(
         st.sampled_from(
-            ["queued", "queued", "queued", "dispatched", "withdrawn", "ended", "charged", "charged", "prefer"]
+            [
+                "queued",
+                "queued",
+                "queued",
+                "dispatched",
+                "withdrawn",
+                "ended",
+                "charged",
+                "charged",
+                "prefer",
+                "sleep",
+                "wake",
+                "answer",
+            ]
         ),
         st.sampled_from(NAMES),
         st.integers(-30, 60),
@@ -41,6 +54,9 @@ class Lined:
     def waiting(self) -> list[Member]:
         return [member for member in self.members.values() if member.queued]
 
+    def awake(self) -> list[Member]:
+        return [member for member in self.waiting() if not member.is_asleep]
+
     def change(self, kind: str, name: tuple[str, ...], amount: int) -> None:
         """One change, if it is possible for this member."""
         member, line = self.member(name), self.line
@@ -57,6 +73,12 @@ class Lined:
             self.charges[name] += amount
         elif kind == "prefer":
             line.prefer(member, amount > 0)
+        elif kind == "sleep" and member.queued:
+            line.sleep(member)
+        elif kind == "wake":
+            line.wake(member)
+        elif kind == "answer":  # other gateways have heard of all that wait
+            line.unconfirmed.clear()
 
     def rank(self, member: Member) -> float:
         return member.counter - self.line.window * member.preferred
@@ -70,10 +92,11 @@ def test_least_is_the_minimum_by_rank_turn_and_name(
     lined = Lined(window)
     for kind, name, amount in trace:
         lined.change(kind, name, amount)
-        expected = min(lined.waiting(), key=lambda member: (lined.rank(member), member.turn, member.name), default=None)
+        expected = min(lined.awake(), key=lambda member: (lined.rank(member), member.turn, member.name), default=None)
         assert lined.line.least() is expected
         if expected is not None and not expected.preferred:
-            assert lined.line.floor() == expected.counter
+            asleep = [lined.rank(member) for member in lined.waiting() if member.is_asleep]
+            assert lined.line.floor() == min([expected.counter, *asleep])
 
 
 @settings(max_examples=200)
@@ -85,11 +108,14 @@ def test_a_member_that_begins_to_wait_is_raised_to_the_floor(
     for kind, name, amount in trace:
         member = lined.member(name)
         before, was_waiting, floor = member.counter, member.queued > 0, lined.line.floor()
+        is_sole = member.is_sole or bool(lined.line.unconfirmed) or not lined.waiting()
         lined.change(kind, name, amount)
         if kind == "queued" and not was_waiting:
             assert member.counter == max(before, floor)
             assert member.lifted == member.counter - lined.charges[name], "what came from a lift is no service"
-            assert floor >= min((other.counter for other in lined.waiting() if other is not member), default=0) - window
+            assert member.is_sole == is_sole, "what was lifted to one that nobody has heard of is so too"
+            others = [other.counter for other in lined.waiting() if other is not member]
+            assert not others or floor >= min(others) - window
 
 
 @settings(max_examples=200)
@@ -102,7 +128,6 @@ def test_what_waits_stays_within_the_window_and_one_charge(trace: list[tuple[tup
         lined.change("prefer", name, int(preferred))
         if charge:
             least = lined.line.least()
-            assert least is not None
             lined.line.left(least, is_served=True)
             lined.line.charged(least, float(charge))
             lined.line.ended(least)
@@ -174,7 +199,6 @@ def test_preferred_newcomers_lower_the_floor_neither_here_nor_at_other_gateways(
             lined.change("queued", name, 0)
             lined.change("prefer", name, 1)
             least = lined.line.least()
-            assert least is not None
             other.line.wait_elsewhere(lined.line.rank(least), is_preferred=True)
     assert here.line.floor() == there.line.floor() == 0.0
 
@@ -188,31 +212,6 @@ def test_the_next_member_is_ahead_of_nobody() -> None:
     assert [lined.line.ahead(lined.member((letter,))) for letter in "ba"] == [0.0, 5.0]
 
 
-def test_one_that_sleeps_is_not_next_and_nobody_is_raised_above_it() -> None:
-    counters: Counters[Member] = Counters()
-    held, served, new = Member(("held",)), Member(("served",)), Member(("new",))
-    counters.queued(held)
-    counters.queued(served)
-    counters.charged(served, 50.0)
-    counters.sleep(held)
-    assert counters.least() is served
-    counters.queued(new)
-    assert (counters.floor(), new.counter) == (0.0, 0.0)
-    counters.wake(held)
-    assert counters.least() is held
-
-
-def test_beside_one_that_sleeps_nobody_waits_alone() -> None:
-    counters: Counters[Member] = Counters()
-    held, new = Member(("held",)), Member(("new",))
-    counters.queued(held)
-    assert held.is_sole
-    counters.unconfirmed.clear()  # other gateways have answered
-    counters.sleep(held)
-    counters.queued(new)
-    assert not new.is_sole
-
-
 def test_the_floor_is_the_least_that_waits_here_or_elsewhere() -> None:
     line: Counters[Member] = Counters()
     waiting = Member(("waiting",))
@@ -221,27 +220,3 @@ def test_the_floor_is_the_least_that_waits_here_or_elsewhere() -> None:
     for elsewhere, floor in ((30.0, 20.0), (20.0, 20.0), (10.0, 10.0), (None, 20.0)):
         line.wait_elsewhere(elsewhere)
         assert line.floor() == floor
-
-
-def test_after_one_that_slept_has_left_a_newcomer_waits_alone() -> None:
-    line: Counters[Member] = Counters()
-    for name in "abc":
-        slept, new = Member((name,)), Member((name, "new"))
-        line.queued(slept)
-        line.sleep(slept)
-        line.left(slept, is_served=False)
-        line.queued(new)
-        assert new.is_sole
-        assert line.least() is new
-        line.left(new, is_served=False)
-
-
-def test_what_is_raised_to_one_whose_lift_is_unconfirmed_is_so_too() -> None:
-    counters: Counters[Member] = Counters()
-    first, second, third = Member(("first",)), Member(("second",)), Member(("third",))
-    counters.queued(first)
-    counters.queued(second)
-    assert second.is_sole
-    counters.unconfirmed.clear()  # other gateways have answered
-    counters.queued(third)
-    assert not third.is_sole

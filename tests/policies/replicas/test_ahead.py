@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from math import inf
 
+import pytest
+
 from policies.queue.backlog import Backlog
 from policies.replicas.messages import Charge, Standing
 from policies.replicas.shared_counters import OWED, SharedCounters
@@ -51,7 +53,6 @@ class Gateway:
         """The least that waits elsewhere, of tenants and of the flows of the tenant."""
         self.counters.wait_elsewhere(standings)
         tenant = self.backlog.tenant("tenant")
-        assert tenant is not None
         return self.backlog.tenants.least_elsewhere, tenant.flows.least_elsewhere
 
 
@@ -60,36 +61,28 @@ def waits(tenant: str, served: float, flow: str = "other", flow_served: float = 
     return Standing(tenant, flow, served, flow_served, 0.0, inside=False)
 
 
-def test_the_lead_is_what_two_exchanges_bring_whoever_brings_it() -> None:
-    for own, others in ((SERVICE, 0.0), (0.0, SERVICE), (SERVICE / 2, SERVICE / 2)):
-        gateway = Gateway()
-        assert gateway.is_ahead(1.0)
-        for _ in range(100):
-            gateway.exchange(EXCHANGE_S, charged=own, elsewhere=others)
-        assert not gateway.is_ahead(0.99 * 2.0 * SERVICE)
-        assert gateway.is_ahead(1.01 * 2.0 * SERVICE)
+SERVED = [(EXCHANGE_S, SERVICE, 0.0)] * 100
 
 
-def test_the_lead_goes_when_nothing_is_served_any_more() -> None:
+@pytest.mark.parametrize(
+    ("exchanges", "lead"),
+    [
+        pytest.param([], 0.0, id="at first"),
+        pytest.param(SERVED, 2.0 * SERVICE, id="brought by this gateway"),
+        pytest.param([(EXCHANGE_S, 0.0, SERVICE)] * 100, 2.0 * SERVICE, id="by others"),
+        pytest.param([(EXCHANGE_S, SERVICE / 2, SERVICE / 2)] * 100, 2.0 * SERVICE, id="by both"),
+        pytest.param(SERVED + [(EXCHANGE_S, 0.0, 0.0)] * 100, 0.0, id="nothing is served any more"),
+        pytest.param([(10.0, 0.0, 1e6)], 0.0, id="by others while this gateway stood still"),
+        pytest.param([*SERVED, (-5.0, 0.0, 0.0)], 2.0 * SERVICE, id="a clock that goes back changes nothing"),
+    ],
+)
+def test_the_lead_is_what_two_exchanges_bring(exchanges: list[tuple[float, float, float]], lead: float) -> None:
+    """`exchanges`: the time since the one before, and what was charged since, here and at other gateways."""
     gateway = Gateway()
-    gateway.served()
-    for _ in range(100):
-        gateway.exchange(EXCHANGE_S)
-    assert gateway.is_ahead(1.0)
-
-
-def test_what_others_received_while_a_gateway_stood_still_gives_it_no_lead() -> None:
-    gateway = Gateway()
-    gateway.exchange(10.0, elsewhere=1e6)
-    assert gateway.is_ahead(1.0)
-
-
-def test_a_clock_that_goes_back_changes_nothing() -> None:
-    gateway = Gateway()
-    gateway.served()
-    gateway.exchange(-5.0)
-    assert not gateway.is_ahead(0.99 * 2.0 * SERVICE)
-    assert gateway.is_ahead(1.01 * 2.0 * SERVICE)
+    for since_s, charged, elsewhere in exchanges:
+        gateway.exchange(since_s, charged=charged, elsewhere=elsewhere)
+    assert gateway.is_ahead(1.01 * lead + 1.0)
+    assert not gateway.is_ahead(0.99 * lead)
 
 
 def test_of_one_flow_the_request_that_came_earlier_goes_first_however_far_the_lead_reaches() -> None:
@@ -177,7 +170,6 @@ def test_batch_that_is_owed_goes_before_other_work_unless_batch_elsewhere_has_re
     counters = SharedCounters(backlog, epoch_s=0.0)
     backlog.push(batch)
     own = backlog.tenant(of_batch("b"))
-    assert own is not None
     backlog.batch.charged(own, 5000.0)
     backlog.owed, backlog.usual_service = 2.0, 1.0
     for standings, is_ahead in (((), False), ((waits(of_batch("c"), 1000.0),), True)):

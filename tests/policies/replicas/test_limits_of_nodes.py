@@ -11,7 +11,7 @@ from tests.policies.making import make_request
 
 
 def four(tenants: int, **terms: float) -> Tree:
-    settings = GroupSettings(max_running=4, **terms)  # type: ignore[arg-type]
+    settings = GroupSettings(max_running=4, **terms)
     return Tree({"g": Placing(ROOT, settings)}, {f"t{i}": Placing("g", GroupSettings()) for i in range(tenants)})
 
 

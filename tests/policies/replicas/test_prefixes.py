@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.admission.named import named_policy
-from policies.admission.policy import Policy
 from policies.orders.order import Selection
-from policies.placements.prefix_index import PrefixIndex
 from policies.replicas.messages import PrefixReport
 from policies.replicas.prefixes import VERSION, SharedPrefixes
 from policies.request import ServiceTokens
@@ -53,11 +51,6 @@ class Gateways:
                 assert one.receive(news)
 
 
-def index_of(policy: Policy) -> PrefixIndex:
-    assert policy.prefixes is not None
-    return policy.prefixes
-
-
 @settings(max_examples=200)
 @given(
     sent=st.lists(st.tuples(chains, st.sampled_from("xy"), st.booleans()), max_size=30),
@@ -74,7 +67,7 @@ def test_what_was_heard_is_matched_and_what_was_lost_is_not(
     for engine in "xy":
         known = {block for chain, where, is_lost in sent if where == engine and not is_lost for block in chain}
         longest = next((depth for depth, block in enumerate(asked) if block not in known), len(asked))
-        assert index_of(gateways.policies[1]).depth(asked, engine) == longest
+        assert gateways.policies[1].prefixes.depth(asked, engine) == longest
 
 
 def test_prompts_that_begin_alike_go_where_another_gateway_sent_one() -> None:
@@ -85,7 +78,7 @@ def test_prompts_that_begin_alike_go_where_another_gateway_sent_one() -> None:
         gateways.exchange()
         turns.append((*turns[-1], hash(("turn", len(turns)))))
         went.append(gateways.send(gateway, turns[-1]))
-        assert index_of(gateways.policies[gateway]).depth(turns[-2], went[-1]) == len(turns[-2])
+        assert gateways.policies[gateway].prefixes.depth(turns[-2], went[-1]) == len(turns[-2])
     assert len(set(went)) == 1
 
 
@@ -142,8 +135,8 @@ def test_what_is_told_is_bounded_and_the_latest_goes_first() -> None:
 def test_what_makes_no_sense_changes_nothing(news: PrefixReport) -> None:
     gateways = Gateways(1, "d2lpm")
     assert not gateways.shared[0].receive(news)
-    assert len(index_of(gateways.policies[0])) == 0
-    assert gateways.policies[0].placement.explain("a") == {}  # type: ignore[attr-defined]
+    assert len(gateways.policies[0].prefixes) == 0
+    assert gateways.policies[0].placement.explain("a") == {}
 
 
 def test_what_is_said_of_engines_of_others_is_not_kept() -> None:
@@ -151,5 +144,5 @@ def test_what_is_said_of_engines_of_others_is_not_kept() -> None:
     for number in range(100):
         engine = f"engine-{number}"
         assert gateways.shared[0].receive(PrefixReport(VERSION, "other", {engine: [(1,)]}, {engine: {"a": 1.0}}))
-    assert len(index_of(gateways.policies[0])) == 0
-    assert gateways.policies[0].placement.explain("a") == {}  # type: ignore[attr-defined]
+    assert len(gateways.policies[0].prefixes) == 0
+    assert gateways.policies[0].placement.explain("a") == {}

@@ -25,7 +25,6 @@ def test_counters_that_cannot_be_told_to_other_gateways_are_bounded() -> None:
         request = make_request("tenant", app="app", user=f"user{number}")
         backlog.push(request)
         backlog.take(request, is_served=False)
-    assert backlog.changed is not None
     assert len(backlog.changed) <= 10
     charges, _ = shared.report(0.0)
     assert len(charges) <= 10
@@ -37,7 +36,6 @@ def test_counts_that_cannot_be_told_to_other_gateways_are_bounded() -> None:
     for number in range(100):
         counts.at(10.0 * number)
         counts.add(number, (0, 1, 0, 0))
-    assert counts.pending is not None
     assert len(counts.pending) == 8
     assert len(shared.report(1000)) == 7, "the eighth no longer counts"
 
@@ -58,7 +56,7 @@ def test_what_is_no_answer_to_what_was_told_is_known(view: dict[str, object], wh
     report = ReplicaReport([], [Holding("b", 1, 10, 10, 4, 0)], [Charge("t", 0.0, 5.0, False)], [], [], [], [], 0.0)
     answer: ReplicaView = ReferenceStore().exchange("one", 1, report, 0)
     assert is_answer(answer, report)
-    assert not is_answer(answer._replace(**view), report), why  # type: ignore[arg-type]
+    assert not is_answer(answer._replace(**view), report), why
 
 
 class Counting:
@@ -81,8 +79,6 @@ class Counting:
 
     def lead(self) -> float:
         ahead, next_one = self.backlog.tenant("a"), self.backlog.tenant("b")
-        assert ahead is not None
-        assert next_one is not None
         return ahead.counter - next_one.counter
 
 
@@ -92,7 +88,6 @@ def test_a_new_weight_converts_a_lead_once_however_many_gateways_count_it(count:
     gateways = [Counting(str(number), exchange) for number in range(count)]
     first = gateways[0].backlog
     went = first.head()
-    assert went is not None
     assert went.flow.tenant == "a", "of equals the first by name"
     first.take(went)
     first.charge(went, 1000.0)

@@ -148,10 +148,7 @@ def test_a_tenant_that_is_ahead_of_a_start_at_another_gateway_begins_nothing(lea
         pool.opens(0, tenant, name, 3000)
     assert pool.asks(1, "b", "three", 4500) == []
     backlog = pool.engines[0].policy.order.backlog
-    assert backlog is not None
     ahead, behind = backlog.tenant("a"), backlog.tenant("b")
-    assert ahead is not None
-    assert behind is not None
     backlog.tenants.charged(ahead, behind.counter + lead - ahead.counter)
     pool.syncs()
     assert pool.asks(0, "a", "four", 500) == (["four.3"] if lead < WINDOW else []), "there is room for it"

@@ -7,22 +7,20 @@ import pytest
 from policies.request import of_batch
 from policies.tree.node import BATCH_CONTEXTS, CONTEXTS, PRESENT, SEQUENCES, WEIGHT, NodeUsage
 from policies.tree.pool_tree import IDLE_MAX, PoolTree
-from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
+from policies.tree.terms import ROOT, Tree
 from tests.policies.agents import HOLD_S, Pool, call
 from tests.policies.making import make_request
+from tests.policies.meetings.world import tree as tree_of
 
-GROUPS = Tree(
-    {"g": Placing(ROOT, GroupSettings()), "h": Placing(ROOT, GroupSettings(guaranteed_share=0.6))},
-    {"a": Placing("g", GroupSettings()), "b": Placing("g", GroupSettings()), "c": Placing("h", GroupSettings())},
+GROUPS = tree_of(
+    {"g": (ROOT, {}), "h": (ROOT, {"guaranteed_share": 0.6})}, {"a": ("g", {}), "b": ("g", {}), "c": ("h", {})}
 )
 
 
 def test_a_tenant_whose_agents_rest_in_their_tools_keeps_its_part_of_the_cache() -> None:
     pool = Pool()
     for name, tokens in (("a", 3000), ("a", 2000), ("b", 4000)):
-        one = call(name, f"{name}{tokens}", tokens)
-        assert pool.asks(one) == [one.id]
-        pool.answers(one, output=0)
+        pool.serves(call(name, f"{name}{tokens}", tokens), output=0)
     next_of_a = call("a", "next", 2000, arrived_s=pool.now)
     assert pool.asks(next_of_a) == [], "the half of `b` is not for `a`, though `b` has no request"
     assert pool.engine.requests.tree.part(next_of_a) == 0.5
@@ -46,6 +44,14 @@ def test_before_its_first_request_a_tenant_has_the_floor_of_its_group() -> None:
     tree = PoolTree(GROUPS)
     tree.arrived(make_request("b"), 1.0)
     assert tree.share("c", 1.0) == tree.part(make_request("c")) == pytest.approx(0.6)
+
+
+def test_floors_that_are_all_of_a_group_leave_its_other_tenants_a_hundredth_of_the_group() -> None:
+    inside = {name: ("g", {"guaranteed_share": part}) for name, part in (("t0", 0.3), ("t1", 0.2))}
+    tree = PoolTree(tree_of({"g": (ROOT, {"guaranteed_share": 0.5})}, inside | {"c": ("g", {})}))
+    for name in ("t0", "t1", "c", "outside"):
+        tree.arrived(make_request(name), 1.0)
+    assert tree.share("c", 1.0) == pytest.approx(0.005)
 
 
 def test_a_new_tenant_has_the_part_of_its_weight() -> None:

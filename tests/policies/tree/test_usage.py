@@ -11,10 +11,11 @@ import pytest
 from policies.request import Request, of_batch, payer
 from policies.tree.node import BATCH_CONTEXTS, CONTEXTS, SEQUENCES, NodeUsage
 from policies.tree.pool_tree import IDLE_MAX, PoolTree
-from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
+from policies.tree.terms import ROOT, Tree
 from tests.policies.making import make_request
+from tests.policies.meetings.world import tree as tree_of
 
-GROUP = Tree({"g": Placing(ROOT, GroupSettings(max_running=4))}, {"a": Placing("g", GroupSettings())})
+GROUP = tree_of({"g": (ROOT, {"max_running": 4})}, {"a": ("g", {})})
 
 
 def counted(tree: PoolTree) -> tuple[float, float]:
@@ -61,28 +62,6 @@ def test_all_sequences_of_a_request_count_at_a_ceiling() -> None:
     tree.run(running, 2, 10)
     assert tree.full_for(make_request("a", sequences=2)) is None
     assert tree.full_for(make_request("a", sequences=3)) is tree.nodes[" g"], "four may run"
-
-
-@pytest.mark.parametrize("group_first", [True, False], ids=["before those of a tenant", "after those of a tenant"])
-def test_contexts_that_are_reported_of_a_group_leave_its_presence_to_its_tenants(group_first: bool) -> None:
-    """Whichever of them come and go first: the group has a part as long as a tenant of it has contexts."""
-    tree = PoolTree(Tree({"g": Placing(ROOT, GroupSettings())}, {"a": Placing("g", GroupSettings())}))
-    of_group, asked = [NodeUsage(" g", CONTEXTS, 10)], make_request("b")
-    tree.arrived(asked, 1.0)
-    if group_first:
-        tree.set_elsewhere(of_group)
-        tree.hold("a", 100)
-        tree.set_elsewhere([])
-        assert tree.part(asked) == 0.5
-        tree.hold("a", -100)
-    else:
-        tree.hold("a", 100)
-        tree.set_elsewhere(of_group)
-        tree.hold("a", -100)
-        tree.set_elsewhere([])
-    assert tree.part(asked) == 1.0, "nothing of the group is left"
-    tree.hold("a", 100)
-    assert tree.part(asked) == 0.5
 
 
 class Gateway:
@@ -134,9 +113,9 @@ class Gateway:
             self.hold(leaf, -tokens)
 
 
-NESTED = Tree(
-    {"o": Placing(ROOT, GroupSettings(max_running=20)), "i": Placing("o", GroupSettings(max_running=9))},
-    {name: Placing(group, GroupSettings(max_running=9)) for name, group in (("a", "i"), ("b", "i"), ("c", "o"))},
+NESTED = tree_of(
+    {"o": (ROOT, {"max_running": 20}), "i": ("o", {"max_running": 9})},
+    {name: (group, {"max_running": 9}) for name, group in (("a", "i"), ("b", "i"), ("c", "o"))},
 )
 
 
@@ -187,7 +166,7 @@ def check(gateways: list[Gateway]) -> None:
             assert tree.pool.contexts.present == tree.pool.contexts.weights == len(holders)
 
 
-@pytest.mark.parametrize("terms", [Tree(), Tree({"g": Placing(ROOT, GroupSettings())}, {})], ids=["none", "a group"])
+@pytest.mark.parametrize("terms", [Tree(), tree_of({"g": (ROOT, {})}, {})], ids=["none", "a group"])
 def test_rows_of_groups_and_of_many_tenants_come_and_go(terms: Tree) -> None:
     tree = PoolTree(terms)
     names = [ROOT, *[f" {name}" for name in terms.groups], *[f"t{number}" for number in range(IDLE_MAX + 2)]]
