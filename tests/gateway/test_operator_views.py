@@ -291,7 +291,7 @@ def of_minute(number: int, tenant: str, queue_s: float, **fields: object) -> End
 def test_a_minute_has_its_requests_and_the_slowest_of_them() -> None:
     recent = RecentRequests(40)
     refused = {"outcome": "refused", "reason": "queue_full"}
-    recent.take(
+    recent.add_reported(
         [
             of_minute(1, "t", 2.0),
             of_minute(1, "t", 5.0),
@@ -310,11 +310,11 @@ def test_a_minute_has_its_requests_and_the_slowest_of_them() -> None:
 
 def test_a_flood_does_not_make_a_tenant_forget_and_all_is_bounded() -> None:
     recent = RecentRequests(40)
-    recent.take([of_minute(1, "quiet", 4.0)])
-    recent.take([of_minute(1, "flood", 1.0) for _ in range(1000)])
+    recent.add_reported([of_minute(1, "quiet", 4.0)])
+    recent.add_reported([of_minute(1, "flood", 1.0) for _ in range(1000)])
     assert "quiet" not in {one.tenant for one in recent.latest(1000)}
     assert [one.requests for one in recent.minutes_of("quiet")] == [1]
     assert [one.requests for one in recent.minutes_of("flood")] == [1000]
-    recent.take([of_minute(n, "flood", 1.0) for n in range(2, 100)])
+    recent.add_reported([of_minute(n, "flood", 1.0) for n in range(2, 100)])
     assert recent.minutes_of("quiet") == []
     assert len(recent.minutes_of("flood")) == 20
