@@ -62,7 +62,7 @@ forecast varies about a full cache."""
 
 
 class Context:
-    """The KV tokens with which one interaction, or one request outside interactions, counts in the working set.
+    """An entry of the working set: the KV tokens, calls and engine of one interaction, or of a request outside any.
 
     An interaction refers to its contexts. A context does not refer back, because an idle context may outlive the
     interaction.
