@@ -1,7 +1,7 @@
 """How soon does the next call of an app follow an answer?
 
 A call without better evidence continues the last interaction if the call follows at an agent's pace. The pace of each
-app is learned from the calls that follow answers which seemed final: agents reply faster than people can read.
+app is learned from the calls that follow the last answer of an interaction: agents reply faster than people can read.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class AppPaces:
         return PACE_S_MAX if reply_s.value <= AGENTS_REPLY_S else PACE_S_PEOPLE
 
     def replied(self, tenant: str, app: str, pause_s: float) -> None:
-        """Learn from a reply of a person or an agent that came `pause_s` seconds after a final answer."""
+        """Learn from a reply of a person or an agent, `pause_s` seconds after an interaction's last answer."""
         used(self._apps, (tenant, app), Median, self.apps_max).learn(pause_s)
 
     # --- snapshots ---

@@ -9,7 +9,7 @@ decides:
     the question   a tool's result continues the answer to its question
     a weak key     a known session, or a known turn of the model: the call continues it if it follows at an agent's pace
 
-Matching stays within one flow: a client that claims another client's id names an interaction of its own. An interaction
+Matching stays within one flow: a client of another flow that claims an id names its own interaction. An interaction
 opens when its first call is admitted, not when a request claims it. A new question opens a new interaction, even if an
 equal question is open.
 

@@ -38,47 +38,80 @@ class Flow(NamedTuple):
     user: str = ""
 
 
-class CorrelationKeys(NamedTuple):
+@dataclass(slots=True, init=False, unsafe_hash=True)  # never changed
+class CorrelationKeys:
     """The keys that match a call to its interaction. Answers issue keys, and later requests carry them.
 
     Every gateway derives equal strong and weak keys. Only the gateway that passed the answer on knows its keys of text.
     """
 
-    strong: tuple[str, ...] = ()
+    strong: tuple[str, ...]
     """Ids that an answer issued to be sent back. They prove that the call is inside the interaction."""
-    weak: tuple[str, ...] = ()
+    weak: tuple[str, ...]
     """Names of a session or of a turn of the model. They are valid only for a call at an agent's pace."""
-    text: tuple[int, ...] = ()
+    text: tuple[int, ...]
     """Hashes of lines of text. They are valid as weak keys are, and decide where weak keys do not."""
-    text_min: int = 1
+    text_min: int
     """Least number of a request's keys of text that one interaction must have to match without a weak key."""
+
+    def __init__(
+        self, strong: tuple[str, ...] = (), weak: tuple[str, ...] = (), text: tuple[int, ...] = (), text_min: int = 1
+    ) -> None:
+        self.strong = strong
+        self.weak = weak
+        self.text = text
+        self.text_min = text_min
 
 
 NO_KEYS: Final = CorrelationKeys()
 
 
-class Claim(NamedTuple):
+@dataclass(slots=True, init=False, unsafe_hash=True)  # never changed
+class Claim:
     """The evidence that a request carries of its interaction."""
 
-    id: str = ""
+    id: str
     """Name of the interaction, given by the client or derived from the question it answers; "" if there is none."""
-    stage: int | None = None
+    stage: int | None
     """Place among the calls of the interaction, from 1; None if the client gives none."""
-    begins: bool | None = None
+    begins: bool | None
     """True for a new question, False for a continuation (a tool's result), None if the content does not show it."""
-    ends: bool = False
+    ends: bool
     """The client announces that no further call of this interaction follows."""
-    extends: tuple[int, ...] = ()
+    extends: tuple[int, ...]
     """Chained hashes of a raw prompt, the whole prompt last. An earlier prompt of the flow belongs to the interaction
     of this one if its last hash is among these."""
-    explicit: bool = False
+    explicit: bool
     """The client named the interaction. Then only `ends` or silence ends it, and its correlation keys are ignored."""
-    keys: CorrelationKeys = NO_KEYS
+    keys: CorrelationKeys
     """Correlation keys that the request carries."""
-    session: str = ""
+    session: str
     """Name of the session; "" if there is none. A session may contain several interactions."""
-    last_turn: bytes = b""
+    last_turn: bytes
     """Name of the user's last turn; b"" if the last turn is not the user's."""
+
+    def __init__(
+        self,
+        id: str = "",
+        stage: int | None = None,
+        begins: bool | None = None,
+        *,
+        ends: bool = False,
+        extends: tuple[int, ...] = (),
+        explicit: bool = False,
+        keys: CorrelationKeys = NO_KEYS,
+        session: str = "",
+        last_turn: bytes = b"",
+    ) -> None:
+        self.id = id
+        self.stage = stage
+        self.begins = begins
+        self.ends = ends
+        self.extends = extends
+        self.explicit = explicit
+        self.keys = keys
+        self.session = session
+        self.last_turn = last_turn
 
 
 NO_CLAIM: Final = Claim()

@@ -1,7 +1,7 @@
 """A kind of engine: its gauges, its refusals, facts that no gauge reports, and its limitations.
 
-`Adapter` itself knows what every server of the OpenAI API has in common. A kind of engine is a subclass in this folder
-and a row in `engines.kinds`. Nothing outside this folder asks which kind an engine is.
+`Adapter` itself knows what every server of the OpenAI API has in common. A kind of engine is a subclass in this folder,
+a row in `engines.kinds` and a name in `EngineKind` of the config. Nothing else asks which kind an engine is.
 """
 
 from __future__ import annotations

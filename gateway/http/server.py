@@ -70,13 +70,14 @@ class HttpServer:
         self._listeners.clear()
 
     def awaits_requests(self, *, has_begun: bool = False) -> bool:
-        """Return whether a connection waits for a request, or for the rest of one.
+        """Return whether a connection waits for a request, for the rest of one, or for the end of an answer.
 
-        `has_begun`: count only requests of which a part has come, until their answers have ended.
+        `has_begun`: count only connections on which a part of a request has come.
         """
-        if has_begun:
-            return any(connection.has_begun() for connection in self.state.connections)
-        return bool(self._arriving) or any(connection.is_asking() for connection in self.state.connections)
+        connections = self.state.connections
+        if any(connection.has_begun() for connection in connections):
+            return True
+        return not has_begun and (bool(self._arriving) or any(connection.is_asking() for connection in connections))
 
     def close_idle(self) -> None:
         """Close the connections that wait for a further request."""

@@ -35,7 +35,7 @@ def explain(pools: Sequence[Pool], recent: RecentRequests, request_id: str) -> d
 
 
 def _explain(pools: Sequence[Pool], recent: RecentRequests, request_id: str) -> dict[str, Any] | None:
-    """Return the explanation of a request that waits or runs, by the pool that has it; None if no pool has."""
+    """Return the explanation of a request that waits or is among the last decisions; None if no pool knows it."""
     for pool in pools:
         dispatcher = pool.dispatcher
         now = dispatcher.clock()

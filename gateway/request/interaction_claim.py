@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 from zlib import crc32
@@ -275,13 +276,13 @@ def _said(fields: Mapping[bytes, bytes], metadata: Raw, found: Claim) -> Claim:
             raise _bad(where, f"the id of an interaction has 1 to {ID_LENGTH_MAX} bytes of printable characters")
         claim = Claim(hashed(b"said", id_), explicit=True)
     if stage is not None:
-        claim = claim._replace(stage=_stage(*stage))
+        claim = replace(claim, stage=_stage(*stage))
     if end is not None:
         where, text = end
         ends = _FLAGS.get(str(text).strip().lower())
         if ends is None:
             raise _bad(where, "true or false is expected")
-        claim = claim._replace(ends=ends)
+        claim = replace(claim, ends=ends)
     return claim
 
 

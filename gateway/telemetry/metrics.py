@@ -177,15 +177,14 @@ class Metrics:
         """Add the counts of an outcome that this tenant has not had before."""
         pool, outcome = record.pool, record.outcome
         of = (pool, self._in_histograms_as(pool, tenant_totals.tenant), outcome)
-        totals = self._distribution(_REQUEST, (pool, outcome), _TOTAL_BUCKETS)
+        totals = self._distribution(_REQUEST, (pool, outcome))
         way = tenant_totals.ways[outcome] = _Ended(self._distribution(_QUEUE, of), totals)
         return way
 
-    def _distribution(
-        self, name: str, labels: tuple[str, ...], bounds: tuple[float, ...] = _WAIT_BUCKETS
-    ) -> _Distribution:
+    def _distribution(self, name: str, labels: tuple[str, ...]) -> _Distribution:
         """Return the distribution with these labels, a new one at first."""
         by = self._distributions[name]
+        bounds = _TOTAL_BUCKETS if name == _REQUEST else _WAIT_BUCKETS
         return by.get(labels) or by.setdefault(labels, _Distribution(bounds))
 
     def _in_histograms_as(self, pool: str, tenant: str) -> str:

@@ -56,8 +56,8 @@ OF_OBSTACLE: Final = {
     Obstacle.CEILING: "its tenant or group has as much running as it may",
     Obstacle.WORKING_SET: "interactions under way fill the KV cache, and it would begin another one",
     Obstacle.PREFILL_PART: "its tenant has begun more prefill than its part, and answers of other tenants run",
-    Obstacle.TURN: "a request that waits at another gateway has received less and goes first",
-    Obstacle.ASKED: "other gateways are asked whether a limit that all of them count has room for it",
+    Obstacle.TURN: "a request of another gateway goes first, or the room is kept for interactive work",
+    Obstacle.ASKED: "other gateways are asked about a limit that all of them count, or about its interaction",
     Obstacle.RETURNED: "an engine had it, and gave it back until later, or was not reached",
 }
 OF_WAIT: Final = {
@@ -71,7 +71,7 @@ OF_WAIT: Final = {
     Obstacle.WORKING_SET: "for the contexts of interactions under way",
     Obstacle.PREFILL_PART: "for its tenant's part of the prefill",
     Obstacle.TURN: "for its turn",
-    Obstacle.ASKED: "for the answer of other gateways about a limit",
+    Obstacle.ASKED: "for the answer of other gateways",
     Obstacle.RETURNED: "at an engine that gave it back or was not reached",
 }
 """Words for a part of a wait, after its seconds."""

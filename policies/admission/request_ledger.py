@@ -130,7 +130,7 @@ class RequestLedger(PoolTables):
         self.expected_waits.dispatched(request, self.gate_of(request, waits=False), min(waits, default=now), now)
 
     def returned(self, request: Request, now: float, received: ServiceTokens = NO_SERVICE) -> None:
-        """Return a dispatched request to the head of its flow, uncharged.
+        """Return a dispatched request to the head of its flow. Unless the request was preempted, take its charge back.
 
         `received`: service of a preempted request. The charge stays while the request waits: a refund would let it go
         again at once.

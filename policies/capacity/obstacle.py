@@ -35,7 +35,7 @@ class Obstacle(StrEnum):
     CLOSED = "closed"
     """The engine is not in service, is left alone after a failure, or cannot serve this request."""
     ASKED = "asked"
-    """Other gateways are asked whether a limit that all of them count has room. Not an engine's obstacle."""
+    """Other gateways are asked about a limit or about the interaction. Not an engine's obstacle."""
     RETURNED = "returned"
     """The request came back after its dispatch: preempted, refused or undelivered. Not an engine's obstacle."""
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from policies.limits.sliding_counts import SlidingCounts
 from policies.plain_data import Learned
@@ -32,11 +32,14 @@ from policies.queue.backlog import Backlog
 from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
 
 
-class Selection(NamedTuple):
+class Selection:
     """The request that goes next, and its engine."""
 
-    request: Request
-    backend: str
+    __slots__ = ("backend", "request")
+
+    def __init__(self, request: Request, backend: str) -> None:
+        self.request = request
+        self.backend = backend
 
 
 class Order(ABC):

@@ -41,7 +41,7 @@ TRIED: Final = 8
 class Backlog:
     """Every queued request, ordered by the service per weight of its tenant and flow.
 
-    Nothing wakes a sleeper by itself: each `pop` of the order asks again whether there is room.
+    Nothing wakes a sleeper by itself: each call of `schedule` asks again whether there is room.
 
         without room in             sleeps           in        is woken by
         a full node of the tree     tenant           `full`    `wake_at`

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway.http.server import HttpServer
 from tests.gateway.capture import (
     DONE,
     STREAM_END,
@@ -23,7 +24,7 @@ from tests.gateway.capture import (
     token,
     usage_event,
 )
-from tests.gateway.live import MODEL, Starter, chat, simulated
+from tests.gateway.live import MODEL, Starter, chat, simulated, until
 from tests.gateway.playbook import ASKED, QUEUED
 
 TOKENS = [token(""), token("Hel"), token("lo “there”, \\n"), token("", "stop")]
@@ -144,6 +145,23 @@ async def test_requests_that_need_no_engine_time_pass_a_full_queue(start: Starte
         for task in flood:
             task.cancel()
         await asyncio.gather(*flood, return_exceptions=True)
+
+
+async def test_an_answer_under_way_is_waited_for(start: Starter) -> None:
+    goes_on = asyncio.Event()
+
+    async def script(seen: Seen, peer: Peer) -> None:
+        await goes_on.wait()
+        await peer.send(answer(b"{}"))
+
+    async with Upstream(script) as upstream, start(upstream.url) as live:
+        asking = asyncio.ensure_future(live.ask("/tokenize", {"model": MODEL, "prompt": "Hello"}))
+        await until(lambda: upstream.requests)
+        server = HttpServer(live.server)
+        assert server.awaits_requests()
+        assert server.awaits_requests(has_begun=True)
+        goes_on.set()
+        assert (await asking).status == 200
 
 
 async def test_what_has_no_body_passes_with_its_query(start: Starter) -> None:

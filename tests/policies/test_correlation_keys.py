@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -25,13 +26,13 @@ def call(claim: Claim, user: str = "") -> Request:
 
 
 def question(name: str | None = None, **fields: object) -> Claim:
-    return Claim(name or f"q{next(_serial)}", 1, begins=True)._replace(**fields)
+    return replace(Claim(name or f"q{next(_serial)}", 1, begins=True), **fields)
 
 
 def shown(**keys: object) -> Claim:
     """The claim of a call whose question nobody has heard of."""
     claim = question(keys=CorrelationKeys(**keys))
-    return claim._replace(begins=not claim.keys.strong)
+    return replace(claim, begins=not claim.keys.strong)
 
 
 def serve(

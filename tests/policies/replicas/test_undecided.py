@@ -59,7 +59,9 @@ def test_explain_knows_what_they_wait_for() -> None:
     assert request.progress.state is State.UNDECIDED
     why = gateway.engine.explain("x", 0.0)
     assert (why.state, why.blocked) == ("queued", None)
-    assert why.reason == "queued: other gateways are asked whether a limit that all of them count has room for it"
+    assert (
+        why.reason == "queued: other gateways are asked about a limit that all of them count, or about its interaction"
+    )
     assert why.numbers["place_in_tenant"] == 1.0
 
 
@@ -132,7 +134,7 @@ def test_explain_says_that_another_gateway_has_the_turn() -> None:
                 reasons.add(why.reason)
             for request_id in list(engine.requests.leases) if name == "one" else ():
                 engine.finished(request_id, ServiceTokens(1000, 50), now)
-    assert "queued: a request that waits at another gateway has received less and goes first" in reasons
+    assert "queued: a request of another gateway goes first, or the room is kept for interactive work" in reasons
 
 
 def test_the_time_until_the_answer_is_part_of_how_long_they_may_wait() -> None:
