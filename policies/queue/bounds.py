@@ -121,7 +121,7 @@ class BoundedQueue:
         return self._filed
 
     def place_of(self, request: Request) -> int:
-        """Return a waiting request's place, from 1, by arrival among its tenant's. O(requests of the tenant)."""
+        """Return a request's place by arrival, from 1, among those of its tenant. O(requests of the tenant)."""
         own = self._tenants[request.flow.tenant]
         others = (*own.starts.values(), *own.inside.values())
         return sum(other.arrived_s <= request.arrived_s for other in others)

@@ -26,12 +26,12 @@ def call(claim: Claim, user: str = "") -> Request:
 
 
 def question(name: str | None = None, **fields: object) -> Claim:
-    return replace(Claim(name or f"q{next(_serial)}", 1, begins=True), **fields)  # type: ignore[arg-type]
+    return replace(Claim(name or f"q{next(_serial)}", 1, begins=True), **fields)
 
 
 def shown(**keys: object) -> Claim:
     """The claim of a call whose question nobody has heard of."""
-    claim = question(keys=CorrelationKeys(**keys))  # type: ignore[arg-type]
+    claim = question(keys=CorrelationKeys(**keys))
     return replace(claim, begins=not claim.keys.strong)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -113,7 +114,7 @@ def test_what_the_client_named_goes_on_whatever_its_content_looks_like() -> None
     named = Claim("i", begins=True, explicit=True)
     serve(table, call(named), awaits_more=False)
     assert serve(table, call(named), awaits_more=False).progress.stage == 2
-    serve(table, call(named._replace(ends=True)))
+    serve(table, call(replace(named, ends=True)))
     assert len(table) == 0
 
 
