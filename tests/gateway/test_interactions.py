@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,7 +137,7 @@ def test_the_clients_own_word_comes_first() -> None:
     assert by_body.explicit
     assert by_body.id not in (by_header.id, "in-body")
     ended = claim(chat(USER, CALLS, RESULT), x_fairgate_end="1")
-    assert ended == claim(chat(USER, CALLS, RESULT))._replace(ends=True)
+    assert ended == replace(claim(chat(USER, CALLS, RESULT)), ends=True)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -49,7 +50,7 @@ def test_it_is_read_as_any_conversation(before: list[dict[str, Any]], text: str,
     turns = decode_turns(raw)
     found, whole = claim_of_question(turns), claim_of_turns(read_turns(turns, raw), b"", b"")
     assert found is not None
-    assert found == (whole if whole.keys.text else whole._replace(keys=NO_KEYS))
+    assert found == (whole if whole.keys.text else replace(whole, keys=NO_KEYS))
 
 
 def test_what_brings_an_id_back_or_continues_an_answer_is_no_lone_question() -> None:

@@ -44,6 +44,10 @@ export function percent(ratio) {
   return `${(100 * ratio).toFixed(ratio < 0.0995 ? 1 : 0)} %`;
 }
 
+export function short(number) {
+  return number.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 3 });
+}
+
 export function count(number, one, many = `${one}s`) {
   return `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 }
