@@ -134,8 +134,11 @@ async def test_a_pool_without_an_engine_is_stood_in_for(start: Starter, stream: 
                 found = [got.json] if not stream else [event for event in events(got.body) if event != "[DONE]"]
                 assert {each["model"] for each in found} == {model}
             assert [line["model"] for line in await live.lines(2)] == ["small", "small"]
-            live.gateway.pools[1].backends.clear()  # nobody is left: the answer is that of the pool that was asked
+            backends = live.gateway.pools[1].backends
+            kept = dict(backends)
+            backends.clear()  # nobody is left: the answer is that of the pool that was asked
             refused = await live.ask(CHAT, chat() | {"model": "big"})
+            backends.update(kept)  # so that the pool closes what it has open
             assert (refused.status, refused.error["code"]) == (503, "no_backend")
 
 
