@@ -79,14 +79,12 @@ class Workers:
             session = aiohttp.ClientSession("http://worker", connector=aiohttp.UnixConnector(path, limit=0))
             self._sessions.append(await stack.enter_async_context(session))
 
-    async def ask(
-        self, index: int, path: str, *, method: str = "GET", content: bytes = b"", within_s: float = ANSWER_S
-    ) -> WorkerAnswer:
+    async def ask(self, index: int, path: str, *, method: str = "GET", within_s: float = ANSWER_S) -> WorkerAnswer:
         """Return the answer of one worker. `path`: as in a request, with its query."""
         silent, late = WorkerAnswer(f"worker {index}", 0, b""), self._late.get(index)
         if late is not None and not late.done():
             return silent
-        asked = asyncio.ensure_future(self._ask(index, path, method, content, silent))
+        asked = asyncio.ensure_future(self._ask(index, path, method, silent))
         try:
             await asyncio.wait({asked}, timeout=within_s)
         except asyncio.CancelledError:
@@ -97,9 +95,9 @@ class Workers:
         self._late[index] = asked
         return silent
 
-    async def _ask(self, index: int, path: str, method: str, content: bytes, silent: WorkerAnswer) -> WorkerAnswer:
+    async def _ask(self, index: int, path: str, method: str, silent: WorkerAnswer) -> WorkerAnswer:
         try:
-            async with self._sessions[index].request(method, URL(path, encoded=True), data=content) as response:
+            async with self._sessions[index].request(method, URL(path, encoded=True)) as response:
                 found = await response.content.read(ANSWER_BYTES_MAX)
                 while not response.content.at_eof() and len(found) < ANSWER_BYTES_MAX:
                     found += await response.content.read(ANSWER_BYTES_MAX - len(found))
@@ -184,11 +182,8 @@ class _Answers:
 
     async def any_knows(self, request: web.Request) -> web.Response:
         """Pass on the answer of the first worker that answers: all would give an equal answer."""
-        content = await request.read()
         for index in range(self._workers.config.workers):
-            answer = await self._workers.ask(
-                index, request.raw_path, method=request.method, content=content, within_s=CHANGE_S
-            )
+            answer = await self._workers.ask(index, request.raw_path, method=request.method, within_s=CHANGE_S)
             if answer.status:
                 return _passed(answer)
         return _nobody()

@@ -84,7 +84,7 @@ class ThrottleSettings:
 
 
 class _Level:
-    """One of three throttling scopes (user, user within an app, app), with its counts and limits."""
+    """A throttling scope (user, user within an app, or app), with its counts and limits."""
 
     def __init__(
         self, name: str, member: Callable[[Flow], Hashable], ceilings: Ceilings, window_s: float, members_max: int
