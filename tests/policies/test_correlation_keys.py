@@ -14,7 +14,7 @@ from policies.interactions import Interactions, InteractionSettings
 from policies.replicas.messages import ReplicaReport
 from policies.replicas.shared_interactions import SharedInteractions
 from policies.request import Claim, CorrelationKeys, Interaction, Request, ServiceTokens
-from tests.kit.reference_store import ReferenceStore
+from tests.kit.typed_script_store import TypedScriptStore
 from tests.policies.making import make_request
 
 _serial = count()
@@ -256,7 +256,7 @@ class Pair:
     def __init__(self) -> None:
         self.tables = [Interactions() for _ in range(2)]
         self.shared = [SharedInteractions(table) for table in self.tables]
-        self.exchange = ReferenceStore()
+        self.exchange = TypedScriptStore()
         self.number = count(1)
 
     def report(self, at: int, now: float) -> None:
