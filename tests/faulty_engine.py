@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 import msgspec
 from aiohttp import web
 
-from backends.simulated.answer_formats import ABORT, SimulatedAnswer
+from backends.simulated.answer_formats import SimulatedAnswer
 from backends.simulated.calls import CallRefusedError, read_object, read_prompt, render_chat
 from backends.simulated.engine_profiles import EngineProfile
 from backends.simulated.simulated_server import SimulatedServer
-from tests.kit.answer_formats import ALL_FORMATS, ResponsesAnswer
+from tests.kit.answer_formats import ABORT, ALL_FORMATS, ResponsesAnswer
 
 STILL_S = 0.05
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
@@ -101,6 +101,7 @@ class FaultyEngine(SimulatedServer):
             raise CallRefusedError(503, BUSY, "Service Unavailable")
         elif moment == "submit" and answer is not None and faults.is_draining:
             answer.finish = [ABORT] * len(answer.finish)
+            answer.call.include_usage = False  # only the bare end is sent
             answer.write(answer.end() if answer.call.stream else b"")
             answer.done.set()
         elif moment == "submit" and answer is not None and answer.transport is not None:

@@ -11,8 +11,6 @@ import msgspec
 
 from backends.simulated.calls import CHAT, COMPLETION, CallRefusedError, Endpoint, SimulatedCall
 
-ABORT = "abort"
-"""Finish reason of an answer aborted before its first token by a shutdown."""
 _WORDS = (
     " the", " queue", " gives", " each", " tenant", " a", " fair", " share", " of", " every", " step", " and", " no",
 )  # fmt: skip
@@ -120,30 +118,21 @@ class CompletionAnswer(SimulatedAnswer):
     chunk_object = "text_completion"
 
     def token(self, choice: int, word: str, finish: str | None) -> bytes:
-        return self._chunk(choice, self._choice(word, finish), self.emitted[choice])
+        return self._chunk(choice, self._choice(word, finish))
 
     def _choice(self, word: str, finish: str | None) -> dict[str, Any]:
         ends = {"finish_reason": finish, "stop_reason": None, "prompt_token_ids": None, "token_ids": None}
         return {"text": word, "logprobs": None, **ends}
 
-    def _chunk(self, index: int, choice: dict[str, Any], completion_tokens: int) -> bytes:
+    def _chunk(self, index: int, choice: dict[str, Any]) -> bytes:
         chunk = {**self._head(self.chunk_object), "choices": [{"index": index, **choice}]}
-        if self.call.continuous_usage:
-            prompt_tokens = self.call.prompts[index // self.call.n].tokens
-            chunk["usage"] = {
-                "prompt_tokens": prompt_tokens,
-                "total_tokens": prompt_tokens + completion_tokens,
-                "completion_tokens": completion_tokens,
-                "completion_tokens_details": None,
-            }
         return b"data: " + _dumps(chunk) + b"\n\n"
 
     def _head(self, object_: str) -> dict[str, Any]:
         return {"id": self.id, "object": object_, "created": self.created, "model": self.call.model}
 
     def end(self) -> bytes:
-        # A drain that lets nothing start sends the bare end, without usage.
-        if not self.call.include_usage or ABORT in self.finish:
+        if not self.call.include_usage:
             return _DONE
         usage = {"choices": [], "usage": self.usage(), "system_fingerprint": _FINGERPRINT}
         return b"data: " + _dumps(self._head(self.chunk_object) | usage) + b"\n\n" + _DONE
@@ -173,7 +162,7 @@ class ChatAnswer(CompletionAnswer):
 
     def begin(self, choice: int) -> bytes:
         role = {"role": "assistant", "content": ""}
-        return self._chunk(choice, {"delta": role, "logprobs": None, "finish_reason": None}, 0)
+        return self._chunk(choice, {"delta": role, "logprobs": None, "finish_reason": None})
 
     def _choice(self, word: str, finish: str | None) -> dict[str, Any]:
         ends = {"finish_reason": finish, "token_ids": None}

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 
@@ -230,13 +229,9 @@ class SimulatedServer:
         return web.json_response({"object": "list", "data": self.cards()})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        """Serve the metrics. The mount at /metrics/ knows name[]; the route /metrics does not."""
         self.scrapes += 1
-        is_mount = request.path.endswith("/")
-        names = request.query.getall("name[]", []) if is_mount else []
-        page = render(self.profile, self.model_names[0], self.gauges, names)
-        kind = f"text/plain; version={'0.0.4' if is_mount else '1.0.0'}; charset=utf-8"
-        return web.Response(body=page, headers={"Content-Type": kind})
+        page = render(self.profile, self.model_names[0], self.gauges)
+        return web.Response(body=page, headers={"Content-Type": "text/plain; version=1.0.0; charset=utf-8"})
 
 
 def _steps_of(profile: EngineProfile) -> steps.Steps:
@@ -248,8 +243,8 @@ def _steps_of(profile: EngineProfile) -> steps.Steps:
     return feed
 
 
-def render(profile: EngineProfile, model: str, gauges: EngineGauges, names: Collection[str] = ()) -> bytes:
-    """Render vLLM's page of metrics in the classic text format: what a gateway reads, or the series in `names`."""
+def render(profile: EngineProfile, model: str, gauges: EngineGauges) -> bytes:
+    """Render what a gateway reads of vLLM's page of metrics, in the classic text format."""
     own = {"engine": "0", "model_name": model}
     cache = {
         "block_size": str(profile.block_size),
@@ -271,7 +266,6 @@ def render(profile: EngineProfile, model: str, gauges: EngineGauges, names: Coll
     return "".join(
         f"vllm:{name}{{{','.join(f'{label}={json.dumps(text)}' for label, text in labels.items())}}} {float(value)}\n"
         for name, labels, value in lines
-        if not names or f"vllm:{name}" in names
     ).encode()
 
 

@@ -7,9 +7,11 @@ from typing import Any, Final
 
 import msgspec
 
-from backends.simulated.answer_formats import ABORT, ChatAnswer, CompletionAnswer, SimulatedAnswer
+from backends.simulated.answer_formats import ChatAnswer, CompletionAnswer, SimulatedAnswer
 from backends.simulated.calls import CallRefusedError, Endpoint, SimulatedCall, render_chat, required, texts
 
+ABORT = "abort"
+"""Finish reason of an answer aborted before its first token by a shutdown."""
 _dumps = msgspec.json.encode
 
 
