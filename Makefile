@@ -113,7 +113,7 @@ docs: $(INSTALLED)  ## the site, in build/docs; a warning is an error. `make doc
 
 UPGRADE := --upgrade
 lock: $(INSTALLED)  ## pin the newest versions that pyproject.toml allows, and of them what the image needs to run
-	$(BIN)/uv pip compile $(UPGRADE) --extra dev --extra docs --extra jwt --extra opentelemetry --extra plots --universal --generate-hashes \
+	$(BIN)/uv pip compile $(UPGRADE) --extra dev --extra docs --extra jwt --extra opentelemetry --extra plots --extra tokenize --universal --generate-hashes \
 	    --no-emit-index-url --no-annotate --no-header pyproject.toml -o requirements.lock
 	$(BIN)/uv pip compile -c requirements.lock --universal --generate-hashes \
 	    --no-emit-index-url --no-annotate --no-header pyproject.toml -o deploy/requirements.lock

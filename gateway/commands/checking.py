@@ -19,12 +19,18 @@ from gateway.config.memory_bounds import memory_max_for
 from gateway.config.model import Config
 from gateway.config.section import filled
 from gateway.pool.backend import Backend
+from gateway.pool.pool import estimator_of
 from gateway.pool.shared import limited, quotas_of
 from policies.limits.quotas import DAY_S, Quota
 
 
 def findings(config: Config) -> Iterator[Finding]:
     """Yield faults, and warnings of settings that are seldom meant. Leaves no file behind, and uses no network."""
+    for p, pool in enumerate(config.pools):
+        try:
+            estimator_of(pool)
+        except ValueError as error:
+            yield Finding(("pools", p, "tokenizer"), str(error))
     if config.access_log not in ("stdout", "off") and (why := _not_writable(Path(config.access_log))):
         yield Finding(("access_log",), f"cannot be written: {why}")
     usage = config.usage

@@ -119,6 +119,13 @@ def checked_zone(name: str) -> str:
     return name
 
 
+def checked_tokenizer(text: str) -> str:
+    """Check for a path of a tokenizer.json."""
+    if not text.endswith(".json"):
+        raise fault("should be the path of the model's tokenizer.json")
+    return text
+
+
 def checked_hash(text: str) -> str:
     """Check for the hash of a key, and return it in lower case."""
     if not re.fullmatch(r"sha256:[0-9a-fA-F]{64}", text):

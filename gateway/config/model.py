@@ -22,6 +22,7 @@ from gateway.config.checks import (
     checked_address,
     checked_addresses,
     checked_api_key,
+    checked_tokenizer,
     checked_zone,
     is_loopback,
     not_empty,
@@ -74,6 +75,8 @@ class PoolConfig(Section):
     refused at once."""
     bytes_per_token: float | None = Field(default=None, gt=0, le=64)
     """Initial prompt bytes per token; the true ratio is learned from usage reports."""
+    tokenizer: Annotated[str, AfterValidator(checked_tokenizer)] | None = None
+    """Exact prompt counts by the model's tokenizer.json. Default: the learned ratio."""
     isolate_caches: Isolation = "where_possible"
     """Separate tenants in prefix caches by a cache_salt, so that times to first tokens tell nobody what others have
     asked. where_possible: engines that ignore salts serve, with shared caches; require: such engines get no requests;

@@ -25,7 +25,7 @@ from gateway.pool.retries import RetryBudget
 from gateway.pool.shared import Shared, admission_engine, engine_settings, policy_terms
 from gateway.pool.waiting import WaitingStreams
 from gateway.request.body.payload import Payload
-from gateway.request.estimate import TokenEstimator
+from gateway.request.estimate import TokenEstimator, exact_counter
 from gateway.request.prefix_hashes import prefix_hashes, salt_of
 from gateway.telemetry.background import Background
 from gateway.telemetry.record import RequestRecord
@@ -43,6 +43,12 @@ RETIRE_LOOK_S = 0.1
 """Interval of the checks whether a leaving backend has ended its requests."""
 
 
+def estimator_of(config: PoolConfig) -> TokenEstimator:
+    """Return the token estimator. Raise ValueError for a tokenizer that cannot be loaded."""
+    counter = exact_counter(config.tokenizer) if config.tokenizer else None
+    return TokenEstimator(bytes_per_token=config.bytes_per_token, counter=counter)
+
+
 class Pool:
     """A queue and one policy in front of several engines that serve the same models."""
 
@@ -53,9 +59,11 @@ class Pool:
         backends: Mapping[Backend, BackendConfig],
         shared: Shared,
         settled: Callable[[RequestRecord, str], None],
+        estimator: TokenEstimator | None = None,
         background: Background | None = None,
     ):
-        """Create a pool. `background` collects the faults of its tasks."""
+        """Create a pool. Raise ValueError for an unusable tokenizer, unless an `estimator` is given. `background`
+        collects the faults of its tasks."""
         self.name = config.name
         self.backends: dict[str, Backend] = {}
         """Backends by name, including those that leave and still have running requests."""
@@ -63,7 +71,7 @@ class Pool:
         """Return the pool that serves requests while no backend here can, or None."""
         self.on_gone: Callable[[Backend], None] = lambda backend: None
         """Called with a backend that has left the config and ended its last request."""
-        self.estimator = TokenEstimator(config.bytes_per_token)
+        self.estimator = estimator or estimator_of(config)
         self.retries = RetryBudget()
         self.breaks = Breaks()
         self.answers_bytes = 0
@@ -115,17 +123,17 @@ class Pool:
         gateway: Config,
         shared: Shared,
         backends: Mapping[Backend, BackendConfig],
+        estimator: TokenEstimator | None,
         weights: Weights | None,
     ) -> None:
         """Go on under another configuration, with changed `weights` of tenants.
 
         `backends` are the kept and new ones in order; a new one has never left this pool. All others end their
-        requests.
+        requests. `estimator`: None keeps the present one.
         """
         engine, before = self.dispatcher.engine, self.backends.copy()
         is_scraped_otherwise = self.config.capacity.scrape_interval_s != config.capacity.scrape_interval_s
-        if self.config.bytes_per_token != config.bytes_per_token:
-            self.estimator = TokenEstimator(config.bytes_per_token)
+        self.estimator = estimator or self.estimator
         for backend in backends:
             known = before.get(backend.name)
             if known is backend:

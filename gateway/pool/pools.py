@@ -15,8 +15,9 @@ from gateway.config.model import Config, PoolConfig
 from gateway.config.sections.backends import BackendConfig
 from gateway.pool.backend import Backend, terms_of
 from gateway.pool.engine_addresses import Addresses
-from gateway.pool.pool import RETIRE_LOOK_S, Pool
+from gateway.pool.pool import RETIRE_LOOK_S, Pool, estimator_of
 from gateway.pool.shared import Shared
+from gateway.request.estimate import TokenEstimator
 from gateway.storage.store import Deployment
 from gateway.telemetry.background import Background, OperationalError
 from gateway.telemetry.record import RequestRecord
@@ -40,12 +41,13 @@ class CannotTakeOver(OperationalError):
 class PoolPlan:
     """The resources of one configured pool, not yet in use."""
 
-    def __init__(self, config: PoolConfig, pool: Pool | None) -> None:
-        """Collect for `pool`, which goes on, or for a new pool (None)."""
+    def __init__(self, config: PoolConfig, pool: Pool | None, estimator: TokenEstimator | None) -> None:
+        """Collect for `pool`, which goes on, or for a new pool (None). `estimator`: None keeps the pool's own."""
         self.config = config
         self.pool = pool
         self.backends: dict[Backend, BackendConfig] = {}
         """Backends in the order of the configuration, each with its section."""
+        self.estimator = estimator
 
     def fresh(self) -> list[Backend]:
         """The backends that are new to the pool."""
@@ -95,7 +97,8 @@ class Pools:
         try:
             for each in config.pools:
                 pool = known.get(each.name)
-                one = PoolPlan(each, pool)
+                alike = pool is not None and _counting(pool.config) == _counting(each)
+                one = PoolPlan(each, pool, None if alike else await asyncio.to_thread(estimator_of, each))
                 prepared.append(one)
                 for backend in self.addresses.engines(each):
                     made = await self._backend(backend, each, config, {} if pool is None else pool.backends)
@@ -126,12 +129,12 @@ class Pools:
         for one in prepared:
             pool = one.pool
             if pool is None:
-                pool = Pool(one.config, config, one.backends, shared, self._settled, self._background)
+                pool = Pool(one.config, config, one.backends, shared, self._settled, one.estimator, self._background)
                 pool.on_gone = partial(self._gone, pool)
                 if self._session is not None:
                     pool.watch(self._session)
             else:
-                pool.take_over(one.config, config, shared, one.backends, weights)
+                pool.take_over(one.config, config, shared, one.backends, one.estimator, weights)
             self.all.append(pool)
         self.addresses.follow(config)
         self.engines.clear()
@@ -180,3 +183,8 @@ class Pools:
             return Backend(config, config.url.rstrip("/"), gateway)
         server = SimulatedServer(profile(EMBEDDED_PROFILE), model_names=tuple(pool.models) or EMBEDDED_MODELS)
         return Backend(config, f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}", gateway, server)
+
+
+def _counting(pool: PoolConfig) -> tuple[float | None, str | None]:
+    """Return the settings of prompt token estimation: tokens per byte, and tokenizer."""
+    return pool.bytes_per_token, pool.tokenizer

@@ -78,3 +78,8 @@ def holds_attachment(text: bytes, at: int) -> bool:
             return at >= 0
         at = text.find(b";", at + 1)
     return text.find(ATTACHMENT, max(0, at)) >= 0
+
+
+def without_attachments(text: bytes) -> bytes:
+    """Return the text without attachments."""
+    return _ATTACHED.sub(b"", text)

@@ -19,11 +19,46 @@ from tests.kit.served import config_file
 URL = "http://127.0.0.1:1"
 
 
+def with_tokenizer(directory: Path, tokenizer: str) -> str:
+    return config_file(directory, URL, pools=[{"name": "p", "backends": [{"url": URL}], "tokenizer": tokenizer}])
+
+
 async def checked(file: str) -> tuple[int, list[str]]:
     """The exit code, and what is said of the file, without its name."""
     code, out, said = await run("check", file)
     assert ("ok: " in out) == (code == 0)
     return code, [line.removeprefix(file) for line in said.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "said"),
+    [
+        ("{tmp}/none.json", "there is no file {tmp}/none.json"),
+        ("{tmp}/broken.json", "{tmp}/broken.json is no tokenizer.json that can be loaded: "),
+        ("{tmp}/other.json", "{tmp}/other.json is no tokenizer.json that can be loaded: "),
+        ("tiktoken:o200k_base", "should be the path of the model's tokenizer.json"),
+    ],
+)
+async def test_a_tokenizer_that_cannot_be_used(tmp_path: Path, tokenizer: str, said: str) -> None:
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "other.json").write_text("{}")
+    file = with_tokenizer(tmp_path, tokenizer.format(tmp=tmp_path))
+    code, [line] = await checked(file)
+    assert code == 2
+    assert re.match(r":1:\d+: pools\[0\].tokenizer: ", line)
+    assert said.format(tmp=tmp_path) in line
+
+
+async def test_a_start_fails_with_the_words_of_the_check(tmp_path: Path) -> None:
+    code, _, said = await run("serve", "-c", with_tokenizer(tmp_path, "none.json"))
+    assert (code, "there is no file none.json" in said, "Traceback" in said) == (2, True, False)
+
+
+async def test_a_tokenizer_that_can_be_used(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    file = tmp_path / "tokenizer.json"
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(str(file))
+    assert await checked(with_tokenizer(tmp_path, str(file))) == (0, [])
 
 
 @pytest.mark.parametrize(

@@ -69,16 +69,6 @@ async def test_the_same_config_touches_nothing(tmp_path: Path, start: Starter) -
         )
 
 
-async def test_what_is_learned_of_tokens_is_kept_unless_the_ratio_is_given_anew(tmp_path: Path) -> None:
-    async with simulated() as engine, reloadable(tmp_path, engine) as gate:
-        learned = gate.live.gateway.pools[0].estimator
-        assert (await gate.reload(drain_s=7)).json["outcome"] == "changed"
-        assert gate.live.gateway.pools[0].estimator is learned
-        given = [{**gate.fields["pools"][0], "bytes_per_token": 2.0}]
-        assert (await gate.reload(pools=given)).json["outcome"] == "changed"
-        assert gate.live.gateway.pools[0].estimator.bytes_per_token == 2.0
-
-
 async def test_a_file_that_is_wrong_changes_nothing_and_says_so(tmp_path: Path) -> None:
     async with simulated() as engine, reloadable(tmp_path, engine) as gate:
         metrics = await gate.live.metrics()
@@ -90,6 +80,7 @@ async def test_a_file_that_is_wrong_changes_nothing_and_says_so(tmp_path: Path) 
             ({"policy": "vtx"}, "did you mean 'vtc'?"),
             ({"tenants": []}, "nobody could call"),
             ({"policy": "vtc", "drain_s": -1}, "greater than or equal to 0"),
+            ({"policy": "vtc", "pools": [{**gate.fields["pools"][0], "tokenizer": "/no/such.json"}]}, "/no/such.json"),
             ({"policy": "vtc", "access_log": "/no/such/directory/log"}, "access_log"),
             (
                 {"policy": "vtc", "listen": "127.0.0.1:1", "state_file": str(tmp_path / "learned")},
