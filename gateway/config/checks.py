@@ -120,9 +120,9 @@ def checked_zone(name: str) -> str:
 
 
 def checked_tokenizer(text: str) -> str:
-    """Check for a path of a tokenizer.json."""
-    if not text.endswith(".json"):
-        raise fault("should be the path of the model's tokenizer.json")
+    """Check for a path of a tokenizer.json, or for tiktoken:ENCODING."""
+    if not text.endswith(".json") and not re.fullmatch(r"tiktoken:[A-Za-z0-9_.-]+", text):
+        raise fault("should be the path of a tokenizer.json, or tiktoken:ENCODING such as tiktoken:o200k_base")
     return text
 
 

@@ -76,7 +76,7 @@ class PoolConfig(Section):
     bytes_per_token: float | None = Field(default=None, gt=0, le=64)
     """Initial prompt bytes per token; the true ratio is learned from usage reports."""
     tokenizer: Annotated[str, AfterValidator(checked_tokenizer)] | None = None
-    """Exact prompt counts by the model's tokenizer.json. Default: the learned ratio."""
+    """Exact prompt counts by a tokenizer.json, or tiktoken:ENCODING. Default: the learned ratio."""
     isolate_caches: Isolation = "where_possible"
     """Separate tenants in prefix caches by a cache_salt, so that times to first tokens tell nobody what others have
     asked. where_possible: engines that ignore salts serve, with shared caches; require: such engines get no requests;

@@ -21,6 +21,7 @@ COUNTED_BYTES_MAX: Final = 32768
 """Bytes of a text that are tokenized, which takes some milliseconds; the rest is extrapolated."""
 LOOKED_AT_BYTES_MAX: Final = 1 << 20
 """Bytes of a prompt that are searched for text between attachments."""
+_NO_EXTRA: Final = "install the extra first: pip install 'fairgate[tokenize]'"
 
 
 class TokenEstimator:
@@ -68,19 +69,48 @@ class TokenEstimator:
             self._tokens = MEMORY * self._tokens + prompt_tokens
 
 
-def exact_counter(file: str) -> Callable[[str], int]:
-    """Return the counter of a configured tokenizer, the path of a `tokenizer.json`.
+def exact_counter(spec: str) -> Callable[[str], int]:
+    """Return the counter of a configured tokenizer: a path to a `tokenizer.json`, or `tiktoken:ENCODING`.
 
-    Raise ValueError if the file cannot be loaded, or if the extra `tokenize` is missing.
+    Raise ValueError if it cannot be loaded, or if the extra `tokenize` is missing. A tiktoken encoding must be in its
+    local cache, since a gateway needs no network to start.
     """
+    if spec.startswith("tiktoken:"):
+        return _tiktoken_counter(spec.removeprefix("tiktoken:"))
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise ValueError("install the extra first: pip install 'fairgate[tokenize]'") from error
-    if not Path(file).is_file():
-        raise ValueError(f"there is no file {file} to load a tokenizer from")
+        raise ValueError(_NO_EXTRA) from error
+    if not Path(spec).is_file():
+        raise ValueError(f"there is no file {spec} to load a tokenizer from")
     try:
-        tokenizer = Tokenizer.from_file(file)
+        tokenizer = Tokenizer.from_file(spec)
     except Exception as error:  # the library raises no narrower type
-        raise ValueError(f"{file} is no tokenizer.json that can be loaded: {error}") from error
+        raise ValueError(f"{spec} is no tokenizer.json that can be loaded: {error}") from error
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _tiktoken_counter(encoding_name: str) -> Callable[[str], int]:
+    try:
+        import tiktoken
+        import tiktoken.load
+    except ImportError as error:
+        raise ValueError(_NO_EXTRA) from error
+    if encoding_name not in (known := tiktoken.list_encoding_names()):
+        raise ValueError(f"tiktoken has no '{encoding_name}'; it has {', '.join(known)}")
+    tiktoken.load.read_file = _not_fetched
+    try:
+        encoding = tiktoken.get_encoding(encoding_name)
+    except Exception as error:  # plugins may raise anything
+        raise ValueError(f"tiktoken cannot load '{encoding_name}': {error}") from error
+    return lambda text: len(encoding.encode(text, disallowed_special=()))
+
+
+def _not_fetched(blobpath: str) -> bytes:
+    """Replace tiktoken's own reader, which would wait for the network. Raise FileNotFoundError for a remote file."""
+    if "://" not in blobpath:
+        return Path(blobpath).read_bytes()
+    raise FileNotFoundError(
+        "it is not in the cache (TIKTOKEN_CACHE_DIR), and nothing is fetched at a start; with a network, run: "
+        "python -c \"import tiktoken; tiktoken.get_encoding('ENCODING')\""
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ async def checked(file: str) -> tuple[int, list[str]]:
         ("{tmp}/none.json", "there is no file {tmp}/none.json"),
         ("{tmp}/broken.json", "{tmp}/broken.json is no tokenizer.json that can be loaded: "),
         ("{tmp}/other.json", "{tmp}/other.json is no tokenizer.json that can be loaded: "),
-        ("tiktoken:o200k_base", "should be the path of the model's tokenizer.json"),
+        ("tiktoken:o300k_base", "tiktoken has no 'o300k_base'; it has "),
     ],
 )
 async def test_a_tokenizer_that_cannot_be_used(tmp_path: Path, tokenizer: str, said: str) -> None:
@@ -50,8 +51,24 @@ async def test_a_tokenizer_that_cannot_be_used(tmp_path: Path, tokenizer: str, s
 
 
 async def test_a_start_fails_with_the_words_of_the_check(tmp_path: Path) -> None:
-    code, _, said = await run("serve", "-c", with_tokenizer(tmp_path, "none.json"))
-    assert (code, "there is no file none.json" in said, "Traceback" in said) == (2, True, False)
+    code, _, said = await run("serve", "-c", with_tokenizer(tmp_path, "tiktoken:o300k_base"))
+    assert (code, "tiktoken has no 'o300k_base'; it has " in said, "Traceback" in said) == (2, True, False)
+
+
+async def test_an_encoding_that_is_not_cached_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as silent:  # a network that swallows whatever it is asked
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        silent.setblocking(False)
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
+        code, [line] = await checked(with_tokenizer(tmp_path, "tiktoken:o200k_base"))
+        assert code == 2
+        assert "tiktoken cannot load 'o200k_base': it is not in the cache (TIKTOKEN_CACHE_DIR)" in line
+        with pytest.raises(BlockingIOError):
+            silent.accept()
 
 
 async def test_a_tokenizer_that_can_be_used(tmp_path: Path) -> None:
