@@ -149,8 +149,7 @@ class Interactions:
         interaction.calls += 1
         interaction.under_way += 1
         interaction.seen_s = now
-        if self.changed is not None:
-            self._note_change(interaction)
+        self._note_change(interaction)
 
     def served(self, request: Request, service: ServiceTokens, now: float, awaits_more: bool | None) -> None:
         """Record the complete answer of a call.
@@ -341,12 +340,11 @@ class Interactions:
         interaction.uncut_tokens += tokens
         interaction.under_way -= 1
         interaction.seen_s = now
-        if self.changed is not None:
-            self._note_change(interaction)
+        self._note_change(interaction)
         if interaction.under_way or self._open.get(interaction.tenant, {}).get(interaction.key) is not interaction:
             return
         if interaction.key_hashes if interaction.over else interaction.tokens:
-            self._silent(interaction)[interaction] = None
+            self.wait(interaction)
         else:
             self._close(interaction)
 
@@ -377,10 +375,10 @@ class Interactions:
 
     def _note_change(self, interaction: Interaction) -> None:
         """Note that an interaction is to be reported to other gateways. The oldest notes are dropped."""
-        assert self.changed is not None
-        self.changed[interaction] = None
-        if len(self.changed) > self.settings.open_max:
-            del self.changed[next(iter(self.changed))]
+        if self.changed is not None:
+            self.changed[interaction] = None
+            if len(self.changed) > self.settings.open_max:
+                del self.changed[next(iter(self.changed))]
 
 
 def _rests(interaction: Interaction) -> bool:

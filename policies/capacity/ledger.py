@@ -21,7 +21,7 @@ from policies.capacity.gauges import CapacitySettings, EngineFacts, Gauges, Gran
 from policies.capacity.kv_cache import KvCache
 from policies.capacity.lease import Lease
 from policies.capacity.obstacle import Obstacle
-from policies.capacity.pace import Pace, PrefillPace, PrefillRate, PrefillWindow, UsualLoad
+from policies.capacity.pace import Pace, PrefillLead, PrefillPace, PrefillRate, PrefillWindow, UsualLoad
 from policies.capacity.slots import Slots
 from policies.request import Request
 
@@ -49,8 +49,11 @@ class BackendLedger:
         self.prefill = PrefillWindow()
         self.prefill_rate = PrefillRate()
         self.prefill_pace = PrefillPace()
+        self.prefill_leads: dict[str, PrefillLead] = {}
+        """Prefill that tenant nodes have begun and not paid for, as of `leads_paid_s`."""
+        self.leads_paid_s = inf
         self.kv = KvCache(settings, self.leases, self.pace)
-        self.slots = Slots(max_num_seqs, waiting_target=settings.waiting_target, most=settings.max_concurrency)
+        self.slots = Slots(max_num_seqs, settings)
         self.sequences = 0
         """Dispatched sequences."""
         self.slots_taken = 0
@@ -210,7 +213,7 @@ class BackendLedger:
     def set(self, settings: CapacitySettings, *, max_num_seqs: int | None) -> None:
         """Replace the settings by which capacity is judged. Running requests and learned values stay."""
         self._settings = self.kv.settings = settings
-        self.slots.set(max_num_seqs, waiting_target=settings.waiting_target, most=settings.max_concurrency)
+        self.slots.set(max_num_seqs, settings)
 
     def held_back(self, request: Request, obstacle: Obstacle) -> None:
         """Learn from the obstacle that kept the head of a queue from starting here."""

@@ -37,7 +37,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from functools import partial
 from math import inf
 from statistics import fmean
 from typing import Final
@@ -108,7 +107,7 @@ class WorkingSet:
         self.kinds: Final = Kinds(APPS_MAX)
         """Learned sizes of contexts, by kind of interaction."""
         self.kept: Final = KeptShare()
-        self.may_pass_starts: Callable[[str], bool] = _anybody
+        self.may_pass_starts: Callable[[str], bool] = lambda tenant: True
         """Function that tells whether a tenant is within the window above each tenant with waiting starts."""
         self.batch_share = 0.0
         """Part of K that batch work has beside other work."""
@@ -384,10 +383,10 @@ class WorkingSet:
             if context.tokens:
                 idle.setdefault(context.tenant, []).append(context)
         for own in idle.values():
-            own.sort(key=_began_s)
+            own.sort(key=lambda context: context.began_s)
         while idle and self.tokens > most_tokens:
             is_batch_over = self._tree.pool.used[BATCH_CONTEXTS] > self.batch_share * self.capacity_tokens
-            most = min(idle, key=partial(self._over_part, is_batch_over))
+            most = min(idle, key=lambda leaf: self._over_part(leaf, is_batch_over=is_batch_over))
             context = idle[most].pop()
             if not idle[most]:
                 del idle[most]
@@ -395,13 +394,5 @@ class WorkingSet:
             del self._idle[context]
             self._parked[context] = None
 
-    def _over_part(self, is_batch_over: bool, leaf: str) -> tuple[bool, float]:
+    def _over_part(self, leaf: str, *, is_batch_over: bool) -> tuple[bool, float]:
         return over_part(leaf, self._tree.contexts_per_part(leaf), 1.0, is_batch_over=is_batch_over)
-
-
-def _anybody(tenant: str) -> bool:
-    return True
-
-
-def _began_s(context: Context) -> float:
-    return context.began_s

@@ -80,8 +80,8 @@ def test_the_usual_load_is_of_ten_seconds() -> None:
 
 
 def test_a_new_engine_is_taken_to_have_four_slots_and_one_request_takes_a_quarter_of_them() -> None:
-    assert Slots(None, waiting_target=2, most=None).count == 4
-    assert Slots(64, waiting_target=2, most=None).taken_by(64) == 16
+    assert Slots(None, CapacitySettings()).count == 4
+    assert Slots(64, CapacitySettings()).taken_by(64) == 16
 
 
 @pytest.mark.parametrize(("arrived_s", "goes_on"), [(0.24, True), (0.26, False)])
