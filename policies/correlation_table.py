@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from policies.limits.fullness import given_up
+from policies.recent import given_up
 from policies.request import Flow, Interaction
 
 KEYS_MAX: Final = 32

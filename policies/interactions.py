@@ -30,7 +30,7 @@ from typing import Final
 from policies.app_paces import PACE_S_MAX, AppPaces
 from policies.capacity.output_lengths import APPS_MAX
 from policies.correlation_table import KEYS_MAX, CorrelationTable
-from policies.limits.fullness import given_up
+from policies.recent import given_up
 from policies.request import NO_CLAIM, NO_KEYS, Flow, Interaction, Key, Request, ServiceTokens
 from policies.settings import COUNT_MAX, check_bounds, setting
 
