@@ -162,9 +162,8 @@ class BackendLedger:
             return 0.0, "KV cache, unknown,"
         if head is None or capacity is None or obstacle not in (Obstacle.KV, Obstacle.SPREAD):
             return level
-        if obstacle is Obstacle.KV and self.allowance is None:
-            return max(level, (1.0, "KV cache, projected with the next request,"))
-        with_head = self.kv_fraction() + self.kv.footprint_tokens(head) / capacity
+        fills = obstacle is Obstacle.KV and self.allowance is None
+        with_head = 1.0 if fills else self.kv_fraction() + self.kv.footprint_tokens(head) / capacity
         return max(level, (with_head, "KV cache, projected with the next request,"))
 
     def closed_until_s(self, request: Request) -> float:
@@ -253,10 +252,7 @@ class BackendLedger:
             return
         lease.started_s = now
         self.prefill_pace.started(lease)
-        self._starts_since_gauges += 1
-        if self.starting.pop(lease.request.id, None) is not None:
-            self.starting_tokens -= lease.request.prompt_tokens
-            self.prefill_tokens -= lease.prefill_tokens
+        self._drop_starting(lease)
         if lease.request.streamed:
             self.pace.started(lease, now)
             self._streaming += lease.request.sequences
@@ -271,15 +267,13 @@ class BackendLedger:
         request = lease.request
         self.usual.ran(self.sequences_in_all(), now)
         del self.leases[request.id]
-        if self.starting.pop(request.id, None) is not None:
-            self.starting_tokens -= request.prompt_tokens
-            self.prefill_tokens -= lease.prefill_tokens
-            self._starts_since_gauges += 1
+        if lease.started_s is None:
+            self._drop_starting(lease)
+        elif request.streamed:
+            self._streaming -= request.sequences
         self._ends_since_gauges += 1
         self.sequences -= request.sequences
         self.slots_taken -= lease.slots
-        if lease.started_s is not None and request.streamed:
-            self._streaming -= request.sequences
         if request.adapter:
             self.adapters[request.adapter] -= 1
             if not self.adapters[request.adapter]:
@@ -288,6 +282,13 @@ class BackendLedger:
             self.slots.emptied()
         self.kv.remove(lease, now)
         self.pace.ended(lease, now)
+
+    def _drop_starting(self, lease: Lease) -> None:
+        """Take a request out of those without a first token."""
+        self._starts_since_gauges += 1
+        del self.starting[lease.request.id]
+        self.starting_tokens -= lease.request.prompt_tokens
+        self.prefill_tokens -= lease.prefill_tokens
 
     def came_whole(self, lease: Lease, now: float) -> None:
         """Learn from a complete answer that was not streamed."""
