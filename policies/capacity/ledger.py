@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from policies.capacity.gauges import CapacitySettings, EngineFacts, Gauges, Grant
 from policies.capacity.kv_cache import KvCache
@@ -44,6 +44,8 @@ class BackendLedger:
         """The gateway's part of the engine; None if no other gateway uses the engine."""
         self.allowed_until_s = float("inf")
         """End of the allowance, after which this gateway starts nothing here."""
+        self.granted: Any = None
+        """Average of the allowances; None before the first. Written by `replicas.grants`."""
         self.pace = Pace()
         self.usual = UsualLoad()
         self.prefill = PrefillWindow()
