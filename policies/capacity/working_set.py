@@ -136,7 +136,7 @@ class WorkingSet:
         """Return whether this request may start, as far as the set is concerned."""
         if request.progress.context is not None or self.first_start is None or not self._holds:
             return True
-        return self._fits(request) or self._has_turn(request)
+        return self._fits(request) or self._turn_s(request) <= self._now
 
     @property
     def _holds(self) -> bool:
@@ -189,15 +189,15 @@ class WorkingSet:
             return kind.return_rate.value >= 0.5
         return kind.held_tokens + request.prompt_tokens > (OVER - 1.0) * self.capacity_tokens
 
-    def _has_turn(self, request: Request) -> bool:
-        """Return whether the start may enter without room: its tenant holds nothing, and it has waited for `hold_s`.
+    def _turn_s(self, request: Request) -> float:
+        """Return when a start whose tenant holds nothing may enter without room: after a wait of `hold_s`; else inf.
 
         One such start enters per `hold_s`.
         """
         wait = request.progress.wait
         if wait is None or request.can_wait or self._tree.contexts(request.flow.tenant):
-            return False
-        return self._now - max(wait.since_s, self._entered_s) >= self.hold_s
+            return inf
+        return max(wait.since_s, self._entered_s) + self.hold_s
 
     @property
     def tokens(self) -> float:
@@ -223,9 +223,7 @@ class WorkingSet:
         if not self.hold_s:
             return inf
         first = self.first_start() if self.first_start is not None else None
-        turn_s = inf
-        if first is not None and first.progress.wait is not None and not self._tree.contexts(first.flow.tenant):
-            turn_s = max(first.progress.wait.since_s, self._entered_s) + self.hold_s
+        turn_s = inf if first is None else self._turn_s(first)
         idle = next(iter(self._idle), None)
         idle_s = inf if idle is None else idle.idle_s + self.hold_s
         return min(idle_s, turn_s if turn_s > self._now else inf)
