@@ -146,7 +146,7 @@ class Interaction:
         """The last answer asked for more, such as a tool's result, so a longer silence is allowed."""
         self.key_hashes: list[int] = []
         """Hashes of its keys in `policies.correlation_table`, the oldest first."""
-        self.as_holder: tuple[Interaction] | None = None
+        self.as_holder: tuple[Interaction, ...] | None = None
         """Only holder of a key there: one shared object, since most keys have one holder; None without keys."""
         self.contexts: tuple[Any, ...] = ()
         """Its contexts in the working sets of pools (`capacity.working_set`), which may have forgotten them."""
