@@ -82,18 +82,22 @@ class CorrelationTable:
         if interaction.key_hashes:
             own = self._tenants[interaction.tenant]
             for key_hash in interaction.key_hashes:
-                self._take(own, interaction, key_hash)
+                if len(own[key_hash]) == 1:  # the usual case, inlined
+                    del own[key_hash]
+                    self._count -= 1
+                else:
+                    self._take(own, interaction, key_hash)
             if not own:
                 del self._tenants[interaction.tenant]
-        interaction.key_hashes = []
+            interaction.key_hashes.clear()
         interaction.as_holder = None  # breaks a cycle, since full garbage collections are rare
 
     def _take(self, own: dict[int, tuple[Interaction, ...]], interaction: Interaction, key_hash: int) -> None:
         """Remove one key of an interaction."""
         self._count -= 1
-        others = tuple([one for one in own[key_hash] if one is not interaction])
-        if others:
-            own[key_hash] = others
+        held = own[key_hash]
+        if len(held) > 1:
+            own[key_hash] = tuple([one for one in held if one is not interaction])
         else:
             del own[key_hash]
 

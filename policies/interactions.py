@@ -149,7 +149,8 @@ class Interactions:
         interaction.calls += 1
         interaction.under_way += 1
         interaction.seen_s = now
-        self._note_change(interaction)
+        if self.changed is not None:
+            self._note_change(interaction)
 
     def served(self, request: Request, service: ServiceTokens, now: float, awaits_more: bool | None) -> None:
         """Record the complete answer of a call.
@@ -287,7 +288,9 @@ class Interactions:
     def _begin(self, request: Request, now: float) -> Interaction:
         flow, claim = request.flow, request.claim
         key = (flow.app, flow.user, claim.id or claim.extends[-1])
-        if claim.begins and claim.id and not claim.explicit and self._known_by(flow, claim.id):
+        own = self._open.get(flow.tenant)
+        is_question = claim.begins and claim.id and not claim.explicit
+        if is_question and ((own is not None and key in own) or self._by_key.of(flow, claim.id)):
             key = (flow.app, flow.user, claim.id[:8] + request.id[-8:])  # its id is taken by an equal question
         return self.open(flow, key, now)
 
@@ -340,11 +343,12 @@ class Interactions:
         interaction.uncut_tokens += tokens
         interaction.under_way -= 1
         interaction.seen_s = now
-        self._note_change(interaction)
+        if self.changed is not None:
+            self._note_change(interaction)
         if interaction.under_way or self._open.get(interaction.tenant, {}).get(interaction.key) is not interaction:
             return
         if interaction.key_hashes if interaction.over else interaction.tokens:
-            self.wait(interaction)
+            self._silent(interaction)[interaction] = None
         else:
             self._close(interaction)
 
@@ -375,10 +379,10 @@ class Interactions:
 
     def _note_change(self, interaction: Interaction) -> None:
         """Note that an interaction is to be reported to other gateways. The oldest notes are dropped."""
-        if self.changed is not None:
-            self.changed[interaction] = None
-            if len(self.changed) > self.settings.open_max:
-                del self.changed[next(iter(self.changed))]
+        assert self.changed is not None
+        self.changed[interaction] = None
+        if len(self.changed) > self.settings.open_max:
+            del self.changed[next(iter(self.changed))]
 
 
 def _rests(interaction: Interaction) -> bool:
