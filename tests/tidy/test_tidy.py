@@ -51,7 +51,7 @@ NO_PUBLIC_WAY = {
     *(f"tests/gateway/test_held_bytes.py:{name}" for name in ("_members_max", "_populations")),
     *(f"tests/http/test_limits.py:{name}" for name in ("_transport",)),
     *(f"tests/memory/tables.py:{name}" for name in ("_prefixes", "_users")),
-    *(f"tests/memory/test_forgetting.py:{name}" for name in ("_deadlines", "_holders", "_resting")),
+    *(f"tests/memory/test_forgetting.py:{name}" for name in ("_deadlines", "_resting")),
     *(f"tests/memory/test_forgetting.py:{name}" for name in ("_returns",)),
     "tests/gateway/test_backpressure.py:_transport",
     "tests/gateway/live.py:_server",
