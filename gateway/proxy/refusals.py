@@ -32,7 +32,7 @@ MESSAGES: Final = {
     Refusal.INTERNAL_ERROR: "the gateway failed on this request",
     Refusal.WAIT_TOO_LONG: "this request would wait for longer than x-fairgate-wait-s-max says",
 }
-"""What the client is told; its code is the `Reason` of equal value."""
+"""What the client is told; its code is the `Reason` of this name."""
 _WHO: Final = {"user": "this user", "app_user": "this user in this app", "app": "this app, over all its users,"}
 _WHAT: Final = {"starts": "interactions begun", "requests": "requests", "tokens": "tokens"}
 _ALWAYS_ON: Final = {
@@ -54,7 +54,7 @@ def refusal_error(decision: Reject, again_s: float) -> ApiError:
     """Return the error for a request that admission refused. `again_s`: least seconds until an engine takes
     requests."""
     retry_after_s = max(decision.retry_after_s, again_s)
-    reason, message = Reason(decision.reason), MESSAGES[decision.reason]
+    reason, message = Reason[decision.reason.name], MESSAGES[decision.reason]
     if decision.ceiling:
         message += f"; {decision.ceiling}"
     limit = decision.limit

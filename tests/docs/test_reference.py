@@ -51,7 +51,7 @@ def test_the_runbook_has_every_word_and_no_other(words: str, known: set[str] | N
 
 
 def test_a_refusal_of_admission_is_a_reason() -> None:
-    assert {Reason(refusal).value for refusal in Refusal} <= set(reference.RUNBOOK["reasons"])
+    assert {Reason[refusal.name].value for refusal in Refusal} <= set(reference.RUNBOOK["reasons"])
 
 
 def test_every_log_field_is_described() -> None:
