@@ -251,8 +251,7 @@ class Gateway:
             from gateway.telemetry.span_export import SpanExport  # the SDK is loaded only where spans are sent
         except ModuleNotFoundError as error:
             raise StoreRefused("tracing: needs OpenTelemetry: pip install 'fairgate[opentelemetry]'") from error
-        headers = {name: value.get_secret_value() for name, value in tracing.headers.items()}
-        self.spans = SpanExport(tracing.endpoint, headers)
+        self.spans = SpanExport(tracing.endpoint)
         self.metrics.registry.register(self.spans)
         self._subscribers.append(self.spans.ended)
 

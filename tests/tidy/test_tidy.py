@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from gateway.proxy.refusals import REASONS
+from gateway.proxy.refusals import MESSAGES
 from policies.request import Refusal
 from tests.tidy.sources import FILES, name_of, nodes_of
 
@@ -83,8 +83,8 @@ def names_in(path: Path) -> set[str]:
     return names | set(re.findall(r'"(_[a-z][a-z_]*)"', path.read_text(encoding="utf-8")))
 
 
-def test_every_refusal_has_a_reason_for_its_client() -> None:
-    assert set(REASONS) == set(Refusal)
+def test_every_refusal_has_a_message_for_its_client() -> None:
+    assert set(MESSAGES) == set(Refusal)
 
 
 def test_no_test_imports_another() -> None:
