@@ -117,7 +117,9 @@ class ModelCard(msgspec.Struct):
     """A word by which each kind of engine is recognised."""
 
 
-class _Cards(msgspec.Struct):
+class _ModelList(msgspec.Struct):
+    """The body of an answer to `GET /v1/models`."""
+
     data: list[ModelCard]
 
 
@@ -146,7 +148,7 @@ async def fetch_text(client: ControlClient, path: str) -> str:
 def read_models(url: str, body: bytes) -> list[ModelCard]:
     """Parse an answer to /v1/models. Raise ProtocolViolation for an invalid answer."""
     try:
-        cards = msgspec.json.decode(body, type=_Cards).data
+        cards = msgspec.json.decode(body, type=_ModelList).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolViolation(url, f"/v1/models is no list of models: {error}", before_first_byte=False) from error
     for card in cards:

@@ -188,7 +188,8 @@ class Placed(StrEnum):
     LEAST_LOADED = "least_loaded"
     """The engine ran least for its size."""
     PASSED = "passed"
-    """The engine was free for the next in order, but has more of this request's prompt cached."""
+    """The request passed the queue head, because the free engine has more of the request's prompt cached than of the
+    head's."""
     ASSIGNED = "assigned"
     """The request was assigned at arrival, and waited in the queue of its engine."""
     TAKEN = "taken"
@@ -394,7 +395,7 @@ class Refusal(StrEnum):
     BACKEND_FAILED = "backend_failed"
     """An engine failed after it had received the request, and no other engine can take the request."""
     SERVER_BUSY = "server_busy"
-    """Each engine refuses the request and names a time, or keeps refusing it while it takes others."""
+    """Every engine refuses this request: with a Retry-After, or repeatedly while it accepts other requests."""
     RATE_LIMITED = "rate_limited"
     """The tenant is beyond a limit that always holds."""
     OVER_USER_LIMIT = "over_user_limit"

@@ -13,7 +13,7 @@ def jain(values: Collection[float]) -> float:
 
 
 def percentile(values: Collection[float], share: float) -> float:
-    """Return the least value that `share` (0 to 1) of the values do not exceed. Raise ValueError for no values."""
+    """Return the nearest-rank percentile of `share` (0 to 1), one of the values. Raise ValueError for no values."""
     if not values:
         raise ValueError("a percentile of no values")
     ordered = sorted(values)

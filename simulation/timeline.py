@@ -39,13 +39,13 @@ class Timeline:
             self._wait(tenant, arrival.arrived_s, queued_until_s)
         if record.dispatched_s is None:
             return
-        self._serve(tenant, record.dispatched_s, self._price(ServiceTokens(arrival.prompt_tokens, 0)))
+        self._add_service(tenant, record.dispatched_s, self._price(ServiceTokens(arrival.prompt_tokens, 0)))
         per_token = self._price(ServiceTokens(0, 1))
         token_s, index = record.token_s, 0
         while index < len(token_s):
             end_s = (token_s[index] // self.tick_s + 1) * self.tick_s
             after = max(bisect_left(token_s, end_s, index), index + 1)
-            self._serve(tenant, token_s[index], per_token * (after - index))
+            self._add_service(tenant, token_s[index], per_token * (after - index))
             index = after
 
     def rates(self, tenant: str, window_s: float) -> list[tuple[float, float]]:
@@ -109,7 +109,7 @@ class Timeline:
                 if tick + 1 < len(course) and course[tick] and course[tick + 1]
             }
 
-    def _serve(self, tenant: str, time_s: float, amount: float) -> None:
+    def _add_service(self, tenant: str, time_s: float, amount: float) -> None:
         amounts, tick = self._service[tenant], int(time_s / self.tick_s)
         if tick >= len(amounts):
             amounts.extend([0.0] * (tick + 1 - len(amounts)))

@@ -40,7 +40,7 @@ class AnswerKeys:
             self.text += text
 
     def add_texts(self, json: bytes) -> None:
-        """Append all texts in this JSON."""
+        """Append the texts in this JSON until the key has `KEY_BYTES_MAX` bytes."""
         for found in _TEXT.finditer(json):
             if len(self.text) >= KEY_BYTES_MAX:
                 return

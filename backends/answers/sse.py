@@ -190,7 +190,7 @@ class StreamMeter:
         return events
 
     def _note_keys(self, events: bytes) -> None:
-        """Keep the beginning of the text, and the ids of calls of tools."""
+        """Keep the beginning of the text, and the ids and arguments of tool calls."""
         if len(self.keys.text) < KEY_BYTES_MAX and (self._dialect is not Dialect.RESPONSES or _RESPONSE_TEXT in events):
             self.keys.add_texts(events)
         at = events.find(self._tool_mark)

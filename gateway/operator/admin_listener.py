@@ -23,7 +23,7 @@ from gateway.operator.usage_routes import usage_routes
 from gateway.operator.views import StateView, health, ready
 
 
-class _OfTheGateway(logging.Filter):
+class _DropClientErrors(logging.Filter):
     """A log filter that drops errors of the client: a request that is not HTTP, or that breaks off."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -34,7 +34,7 @@ class _OfTheGateway(logging.Filter):
 def admin_runner(app: web.Application) -> web.AppRunner:
     """Return a runner that serves an app on the admin listener."""
     logger = logging.getLogger("fairgate.admin")
-    logger.filters = [_OfTheGateway()]
+    logger.filters = [_DropClientErrors()]
     return web.AppRunner(app, access_log=None, logger=logger)
 
 
@@ -53,7 +53,8 @@ def worker_app(gateway: OperatedGateway) -> web.Application:
     """Return the app by which a worker answers its hub, which asks all workers (`gateway.operator.of_workers`)."""
 
     async def snapshot(request: web.Request) -> web.Response:
-        """Return a snapshot, of all replicas if there are others, and the ends that the hub lacks: it has `ends`."""
+        """Return a snapshot (of all replicas, if there are several), and the ended requests after the first `ends`,
+        which the hub already has."""
         source = gateway.replicas or gateway
         found = await source.snapshot()
         recent = source.recent

@@ -27,13 +27,14 @@ def guard(config: Callable[[], Config]) -> Middleware:
     """
 
     @web.middleware
-    async def asks(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Reject a request without the token, or from another origin; pass all others to the handler."""
         secret = config().admin_token
         token = secret.get_secret_value() if secret is not None else None
         try:
             is_strangers, is_of_other_page = _is_strangers(request), _is_of_other_page(request)
         except ValueError:
-            return _refused(400, "its Host or Origin is none: write NAME:PORT, or SCHEME://NAME:PORT")
+            return _refused(400, "the Host or Origin header is malformed: write NAME:PORT, or SCHEME://NAME:PORT")
         if token is None and is_strangers:
             return _refused(
                 421, "call it by an IP address or localhost: without an admin_token, no other name is answered to here"
@@ -54,7 +55,7 @@ def guard(config: Callable[[], Config]) -> Middleware:
                 return _refused(403, f"{error}: set one, or use SIGHUP")
         return await handler(request)
 
-    return asks
+    return check
 
 
 def _refused(status: int, error: str, headers: dict[str, str] | None = None) -> web.Response:

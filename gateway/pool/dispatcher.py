@@ -26,8 +26,8 @@ TIMER_S_MAX: Final = 0.01
 """Bound of the timer while requests wait, so that the timer need not be set anew by every event."""
 
 
-class Admitted(Protocol):
-    """A request that asks for admission, and the callbacks of its exchange."""
+class AdmissionClient(Protocol):
+    """A request that asks for admission, with the callbacks that receive each decision."""
 
     request: Request
 
@@ -39,17 +39,17 @@ class Admitted(Protocol):
 
 
 class Dispatcher:
-    """The owner of one pool's engine, of the exchanges under way and of the timer."""
+    """Driver of one pool's `AdmissionEngine`: feeds it timed events and carries out its decisions on the exchanges."""
 
     def __init__(self, engine: AdmissionEngine, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.engine = engine
         self.clock = clock
         self.listeners: list[Callable[[], None]] = []
         """Called after each event of the engine, which may urgently need to ask other gateways."""
-        self.on_stranded: Callable[[Sequence[Admitted]], None] | None = None
+        self.on_stranded: Callable[[Sequence[AdmissionClient]], None] | None = None
         """Called repeatedly with requests that wait although no engine is in service for them. They wait until
         moved."""
-        self._exchanges: dict[str, Admitted] = {}
+        self._exchanges: dict[str, AdmissionClient] = {}
         self._decisions: deque[Decision] = deque()
         self._executing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -61,7 +61,7 @@ class Dispatcher:
     def __len__(self) -> int:
         return len(self._exchanges)
 
-    def submit(self, exchange: Admitted) -> None:
+    def submit(self, exchange: AdmissionClient) -> None:
         """Ask for admission. The exchange gets `dispatched` or `refused`, perhaps before this call returns."""
         self._exchanges[exchange.request.id] = exchange
         self.carry_out(self.engine.arrived(exchange.request, self.clock()))
@@ -98,12 +98,12 @@ class Dispatcher:
         """Return whether the queue has room for the request."""
         return has_place(self.engine, request)
 
-    def take_in(self, exchange: Admitted, request: Request, source: Dispatcher) -> None:
+    def take_in(self, exchange: AdmissionClient, request: Request, source: Dispatcher) -> None:
         """Take a request that waits at `source` into this queue. `decide` must follow."""
         move(source.engine, self.engine, exchange.request, request, self.clock())
         self._exchanges[request.id] = source._exchanges.pop(request.id)
 
-    def strand(self, exchange: Admitted) -> None:
+    def strand(self, exchange: AdmissionClient) -> None:
         """Mark a waiting request as stranded: no engine here may run it."""
         if self.on_stranded is not None and exchange.request.progress.state is State.QUEUED:
             self.on_stranded([exchange])
@@ -118,7 +118,7 @@ class Dispatcher:
             self._timer.cancel()
             self._timer = None
 
-    def exchanges(self) -> list[Admitted]:
+    def exchanges(self) -> list[AdmissionClient]:
         """Exchanges under way, queued or dispatched."""
         return list(self._exchanges.values())
 

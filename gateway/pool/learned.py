@@ -42,8 +42,8 @@ _decode = msgspec.json.Decoder(_Content).decode
 class LearnedFile:
     """State file: saves and restores what each pool's admission engine keeps over a restart.
 
-    These are the normal calls of apps (`Profiles`), the paces of apps' interactions and the cold-start times. All else
-    is learned anew.
+    These are the expected costs of calls (`CostProfiles`), the paces of apps' interactions and the cold-start times. All
+    else is learned anew.
     """
 
     def __init__(self, path: Path, engines: Mapping[str, AdmissionEngine]) -> None:

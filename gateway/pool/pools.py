@@ -56,8 +56,11 @@ class PoolPlan:
 
 
 class Pools:
-    """The table of pools. `prepare` gets a configuration's resources and may fail; `commit` then takes over and may
-    not."""
+    """The table of pools.
+
+    `prepare` opens the resources of a configuration and may fail. `commit` then applies the configuration and cannot
+    fail.
+    """
 
     def __init__(
         self,

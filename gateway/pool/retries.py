@@ -24,7 +24,7 @@ class RetryBudget:
             self._left += PER_REQUEST
 
     def take(self) -> bool:
-        """Take a retry. Return False without one."""
+        """Spend one retry. Return False if the budget is empty."""
         if self._left < 1.0:
             return False
         self._left -= 1.0

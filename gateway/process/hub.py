@@ -41,8 +41,12 @@ RETRY_S: Final = 1.0
 
 
 async def serve_hub(config: Config, load: Callable[[], Config] | None, port: int, child: Child) -> None:
-    """Serve until the supervisor has ended, and then the workers. `load` reads the config again; `port` is that of
-    clients."""
+    """Run the hub process: sync rounds for the workers, and the admin listener.
+
+    After the supervisor's death, wait for the workers for at most `drain_s + LINGER_S`, then exit the process.
+
+    `load`: reads the config again. `port`: port of the workers for clients.
+    """
     from gateway.process.supervisor import reloaded
 
     run_directory = child.worker_slot.run_directory

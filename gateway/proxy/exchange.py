@@ -30,9 +30,9 @@ from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import Header, content_type, header_of, is_json, is_text, retry_after_s
 from gateway.proxy.account import believed, works_on
 from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX
+from gateway.proxy.model_name_filter import ModelNameFilter
 from gateway.proxy.refusals import failure_error, refusal_error, revoked_key_error
 from gateway.proxy.relay import HELD, RELAYED, RETURNED, STREAMED, Ending, Phase, Relay
-from gateway.proxy.renamed import Renamed
 from gateway.proxy.request_context import RequestContext
 from gateway.request.interaction_claim import answer_keys
 from gateway.telemetry.record import NO_SERVICE, Outcome
@@ -50,7 +50,7 @@ RETRYABLE_IN_STREAM: Final = frozenset({429, 503})
 
 
 class Exchange(Relay):
-    """A client's request, its place in the pool, and the answer. Implements `Admitted`, too."""
+    """A client's request, its place in the pool, and the answer. The `AdmissionClient` of its pool."""
 
     __slots__ = (
         "_answer_bytes", "_ending", "_finder", "_held", "_held_bytes", "_held_bytes_max", "_meter", "_pool", "_renamed",
@@ -64,7 +64,7 @@ class Exchange(Relay):
         super().__init__(context, upstream_head)
         self.request = request
         self._pool = context.serving_pool
-        self._renamed = Renamed.of(context.payload)
+        self._renamed = ModelNameFilter.of(context.payload)
         self._held_bytes = 0
         self._begin_answer()
 
@@ -108,7 +108,7 @@ class Exchange(Relay):
         self.request = self.context.request = request
         self.context.model = self.context.payload.model
         self._pool = self.context.serving_pool = pool
-        self._renamed = Renamed.of(self.context.payload)
+        self._renamed = ModelNameFilter.of(self.context.payload)
 
     def turn_away(self, error: ApiError, service: ServiceTokens | None = None) -> None:
         """Reject a request that waits, or that an engine has returned after this service."""
@@ -303,7 +303,7 @@ class Exchange(Relay):
             self.context.begin_answer(self._status, self._headers, self._shown(held))
 
     def _shown(self, data: bytes) -> bytes:
-        """Return a piece of the answer with the client's name of the model (`Renamed.in_answer`)."""
+        """Return a piece of the answer with the client's name of the model (`ModelNameFilter.in_answer`)."""
         return data if self._renamed is None else self._renamed.in_answer(data, goes_on=True)
 
     def _let_go(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.http.errors import ApiError
-from gateway.pool.dispatcher import Admitted
+from gateway.pool.dispatcher import AdmissionClient
 from gateway.pool.pool import Pool
 from gateway.proxy.admission_request import admission_request
 from gateway.proxy.exchange import Exchange
@@ -25,7 +25,7 @@ MOVED_BYTES_MAX: Final = 1 << 18
 """Bytes of bodies that are rewritten in one go."""
 
 
-def move(waiting: Sequence[Admitted], pool: Pool, other: Pool, model: str) -> None:
+def move(waiting: Sequence[AdmissionClient], pool: Pool, other: Pool, model: str) -> None:
     """Move requests that wait in `pool`, which has no engine for them, to `other`, where `model` serves them.
 
     Requests move as far as the queue of `other` has room, few at a time if their bodies are large. The rest moves at a

@@ -23,7 +23,7 @@ from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.keys.identity import Keyring, Principal, expired
 from gateway.keys.stored_responses import Stored, StoredResponses, unknown
-from gateway.pool.dispatcher import Admitted
+from gateway.pool.dispatcher import AdmissionClient
 from gateway.pool.pool import Pool
 from gateway.proxy.admission_request import admission_request
 from gateway.proxy.exchange import Exchange
@@ -103,7 +103,7 @@ class Pipeline:
             pool.stand_in = partial(self._stand_in, pool)
             pool.dispatcher.on_stranded = partial(self._stranded, pool)
 
-    def turn_away_revoked(self, exchanges: Iterable[Admitted]) -> None:
+    def turn_away_revoked(self, exchanges: Iterable[AdmissionClient]) -> None:
         """Refuse waiting requests whose key is no longer valid."""
         for each in exchanges:
             assert isinstance(each, Exchange)
@@ -320,7 +320,7 @@ class Pipeline:
         other = None if pool.fallback is None else self._pool_of(pool.fallback)
         return other if other is not None and other.is_healthy() else None
 
-    def _stranded(self, pool: Pool, waiting: Sequence[Admitted]) -> None:
+    def _stranded(self, pool: Pool, waiting: Sequence[AdmissionClient]) -> None:
         """Fail over requests that wait in a pool without an engine for them. A request that cannot move waits for
         the start of an engine, or is refused."""
         other = self._stand_in(pool)

@@ -98,7 +98,7 @@ def _tiktoken_counter(encoding_name: str) -> Callable[[str], int]:
         raise ValueError(_NO_EXTRA) from error
     if encoding_name not in (known := tiktoken.list_encoding_names()):
         raise ValueError(f"tiktoken has no '{encoding_name}'; it has {', '.join(known)}")
-    tiktoken.load.read_file = _not_fetched
+    tiktoken.load.read_file = _read_local
     try:
         encoding = tiktoken.get_encoding(encoding_name)
     except Exception as error:  # plugins may raise anything
@@ -106,8 +106,8 @@ def _tiktoken_counter(encoding_name: str) -> Callable[[str], int]:
     return lambda text: len(encoding.encode(text, disallowed_special=()))
 
 
-def _not_fetched(blobpath: str) -> bytes:
-    """Replace tiktoken's own reader, which would wait for the network. Raise FileNotFoundError for a remote file."""
+def _read_local(blobpath: str) -> bytes:
+    """Read a local file, in place of tiktoken's reader, which would download. Raise FileNotFoundError for a URL."""
     if "://" not in blobpath:
         return Path(blobpath).read_bytes()
     raise FileNotFoundError(

@@ -115,7 +115,7 @@ class LogWriter:
             logger.warning("the %s was removed while it was open: it goes on in a new %s", self._what, self._path)
 
     def _write(self, lines: bytes) -> None:
-        for piece in _atomic(lines) if self._is_pipe else (lines,):
+        for piece in _pipe_writes(lines) if self._is_pipe else (lines,):
             at = 0
             while at < len(piece):
                 try:
@@ -140,8 +140,11 @@ def _opened(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
-def _atomic(lines: bytes) -> Iterator[bytes]:
-    """Yield whole lines, as many as a pipe takes at once: several processes may write to it. Long ones come alone."""
+def _pipe_writes(lines: bytes) -> Iterator[bytes]:
+    """Yield whole lines in pieces that a pipe takes in one write, because several processes may write to the pipe.
+
+    A line longer than that is a piece of its own.
+    """
     at = 0
     while at < len(lines):
         end = len(lines)

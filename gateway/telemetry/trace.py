@@ -43,7 +43,7 @@ class TraceContext:
 
 
 class Sampler:
-    """Sampler of traces: records as the client's `traceparent` says, and this part of the traces without one."""
+    """Trace sampler: follows the client's `traceparent`, and records the fraction `ratio` of requests without one."""
 
     def __init__(self, ratio: float) -> None:
         self._bound = round(ratio * (1 << 64))

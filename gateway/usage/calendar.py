@@ -16,18 +16,18 @@ def calendar_of(name: str) -> tuple[Window, Window]:
     """Return the windows of a day and of a month in a time zone."""
     zone = ZoneInfo(name)
 
-    def day(at_s: float) -> int:
+    def day_bucket(at_s: float) -> int:
         return datetime.fromtimestamp(at_s, zone).toordinal()
 
     def day_begins_s(bucket: int) -> float:
         return datetime.combine(date.fromordinal(bucket), time(), zone).timestamp()
 
-    def month(at_s: float) -> int:
+    def month_bucket(at_s: float) -> int:
         moment = datetime.fromtimestamp(at_s, zone)
         return moment.year * 12 + moment.month - 1
 
     def month_begins_s(bucket: int) -> float:
         return datetime(bucket // 12, bucket % 12 + 1, 1, tzinfo=zone).timestamp()
 
-    days = Window(1, DAY_S + _BACK_S, day, day_begins_s)
-    return days, Window(1, 31 * DAY_S + _BACK_S, month, month_begins_s)
+    days = Window(1, DAY_S + _BACK_S, day_bucket, day_begins_s)
+    return days, Window(1, 31 * DAY_S + _BACK_S, month_bucket, month_begins_s)

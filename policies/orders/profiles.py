@@ -30,9 +30,10 @@ ANY_STAGE: Final = 0
 ANY_APP, WHOLE_SCOPE = "", STAGES_MAX + 1
 
 
-class _Worth(Mean):
-    """Mean worth of the calls of one population. In equation 2 the mean of a sum is the sum of the means."""
+class _MeanCost(Mean):
+    """Mean cost of the calls of one (scope, app, stage), and `norm`, that mean within the clamp."""
 
+    # One mean of costs suffices: the sum of the three means in FairServe's equation 2 is the mean of the summed cost.
     __slots__ = ("norm",)
 
     def __init__(self, seen: int = 0, value: float = 0.0) -> None:
@@ -41,18 +42,19 @@ class _Worth(Mean):
         """Mean as of the last answer, clamped by `CLAMP`; not clamped between a restart and the next answer."""
 
 
-class Profiles:
-    """Mean worths of the calls of every (scope, app, stage). Scopes learn from each other only through the pool's mean.
+class CostProfiles:
+    """Expected cost of a call, by (scope, app, stage): the weights of FairServe's WSC.
 
-    Bounded: beyond `populations_max` populations, the one longest without an answer is forgotten.
+    Scopes learn from each other only through the pool's mean. Beyond `populations_max` means, the one that has gone
+    longest without an answer is forgotten.
     """
 
     def __init__(self, units: tuple[float, float, float] = (1.0, 2.0, 1.0), *, populations_max: int = 16_384) -> None:
         """Create empty profiles. `units`: alpha, beta and gamma."""
         self.units = units
         self._populations_max = populations_max
-        self._worths: OrderedDict[tuple[str, str, int], _Worth] = OrderedDict()
-        self._pool = _Worth()
+        self._worths: OrderedDict[tuple[str, str, int], _MeanCost] = OrderedDict()
+        self._pool = _MeanCost()
 
     def __len__(self) -> int:
         return len(self._worths)
@@ -76,9 +78,9 @@ class Profiles:
     def learn(self, scope: str, app: str, stage: int, worth: float) -> None:
         """Learn the worth of a call that got its complete answer."""
         worths, most = self._worths, self._populations_max
-        whole = used(worths, (scope, ANY_APP, WHOLE_SCOPE), _Worth, most)
-        of_app = used(worths, (scope, app, ANY_STAGE), _Worth, most)
-        of_stage = used(worths, (scope, app, min(stage, STAGES_MAX)), _Worth, most)
+        whole = used(worths, (scope, ANY_APP, WHOLE_SCOPE), _MeanCost, most)
+        of_app = used(worths, (scope, app, ANY_STAGE), _MeanCost, most)
+        of_stage = used(worths, (scope, app, min(stage, STAGES_MAX)), _MeanCost, most)
         for own in (self._pool, whole, of_app, of_stage):
             own.learn(worth if own.seen < ENOUGH else min(worth, OUTLIER * own.value + 1.0))
         self._pool.norm = max(1.0, self._pool.value)
@@ -97,17 +99,20 @@ class Profiles:
             "pool": [pool],
         }
 
-    def read(self, learned: object) -> tuple[dict[tuple[str, str, int], _Worth], _Worth]:
+    def read(self, learned: object) -> tuple[dict[tuple[str, str, int], _MeanCost], _MeanCost]:
         """Parse a snapshot for `adopt`. Raises ValueError if the snapshot is invalid or has other units."""
         units, worths, pool = fields(learned, "units", "worths", "pool")
         if units != list(self.units):
-            raise ValueError(f"learned with alpha, beta, gamma of {units!r:.60}, which are others now")
+            raise ValueError(
+                f"learned with alpha, beta, gamma of {units!r:.60}, but the configuration has other values now"
+            )
         if len(rows(pool, (int, float))) != 1:
             raise ValueError("the pool has one row")
         kinds = (str, str, int, int, float)
-        return {(scope, app, stage): _Worth(*own) for scope, app, stage, *own in rows(worths, kinds)}, _Worth(*pool[0])
+        costs = {(scope, app, stage): _MeanCost(*own) for scope, app, stage, *own in rows(worths, kinds)}
+        return costs, _MeanCost(*pool[0])
 
-    def adopt(self, theirs: tuple[dict[tuple[str, str, int], _Worth], _Worth]) -> None:
+    def adopt(self, theirs: tuple[dict[tuple[str, str, int], _MeanCost], _MeanCost]) -> None:
         """Take over each mean that a snapshot has from more calls."""
         worths, pool = theirs
         adopt(self._worths, worths, self._populations_max)

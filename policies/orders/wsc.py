@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.orders.cost import CostParams, charged_input
-from policies.orders.profiles import Profiles
+from policies.orders.profiles import CostProfiles
 from policies.orders.vtc import CounterOrder, window_tokens_setting
 from policies.queue.backlog import Backlog
 from policies.request import Request, ServiceTokens
@@ -76,7 +76,7 @@ class Wsc(CounterOrder):
         self.charges_ahead = True
         calls = (params.alpha, params.beta, params.gamma)
         self.units = (calls if across else self._cost, calls)
-        self.profiles = Profiles(calls, populations_max=max(1, flows_max // 4))
+        self.profiles = CostProfiles(calls, populations_max=max(1, flows_max // 4))
         self.learned = {"profiles": self.profiles}
 
     def share(self, other: CounterOrder) -> None:

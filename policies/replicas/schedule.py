@@ -47,7 +47,12 @@ class Speaker(Protocol):
 
 
 class Schedule:
-    """The times of one gateway's sync rounds on one subject."""
+    """State of one gateway's sync rounds about one pool or about the tenants: when the next begins, what is repeated,
+    when to go on alone.
+
+    The schedule takes the report from its speaker, numbers it, repeats it after a loss, and hands the reply on. When no
+    reply comes for too long, the schedule decides that the gateway is partitioned, and tells the speaker (`cut_off`).
+    """
 
     def __init__(self, speaker: Speaker, *, start_s: float = ALONE_S) -> None:
         """Begin. `start_s`: time without a first reply after which the gateway goes on alone."""

@@ -41,7 +41,8 @@ class SharedInteractions:
         ]
 
     def take_up(self, request: Request, opened: Sequence[Opened | None], now: float) -> None:
-        """Open here the first interaction that is open elsewhere, in the order of the questions."""
+        """Open the request's interaction here if another gateway has it open. Of several, take the one of the strongest
+        key (the order of `ask`)."""
         flow = request.flow
         for asked, known in zip(_keys(request.claim), opened, strict=False):
             if known is None:

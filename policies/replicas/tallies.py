@@ -96,7 +96,7 @@ class SharedCounts:
 
 
 class SharedQuotas:
-    """The limits that hold at any time, counted over all gateways."""
+    """A gateway's side of the sync rounds about quotas, the limits that also hold without overload."""
 
     def __init__(self, quotas: Quotas, *, epoch_s: float, workers: int = 1) -> None:
         """Count with other gateways. `workers`: number of gateways that are known to count, even before any reply."""

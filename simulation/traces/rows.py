@@ -88,10 +88,10 @@ class TraceLine(Struct, kw_only=True):
 
     def flow(self, tenant: str = EVERYBODY, app: str = "", user: str = "") -> Flow:
         """Return the flow of the line; the arguments replace missing columns."""
-        return Flow(_named(self.tenant, tenant), _named(self.app, app), _named(self.user, user))
+        return Flow(_name_or(self.tenant, tenant), _name_or(self.app, app), _name_or(self.user, user))
 
 
-def _named(name: Id, otherwise: str) -> str:
+def _name_or(name: Id, otherwise: str) -> str:
     return otherwise if name is None or name == "" else str(name)
 
 

@@ -8,6 +8,7 @@ import re
 import time
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,6 @@ from gateway.operator.snapshots.spans import (
     Running,
     due,
     part_within,
-    percentile,
     shares_due,
     sums,
 )
@@ -116,6 +116,19 @@ async def test_what_one_process_sees_reaches_another_and_is_put_together(start: 
         after = present.state(later, gate.live.gateway.recent)()["pools"][0]["tenants"]
         assert after[0]["oldest_wait_s"] == before[0]["oldest_wait_s"], "all times of a look by one clock"
         assert all(later.at_s - 60 < each.dispatched_s <= later.at_s for each in later.pools[0].running)
+
+
+async def test_percentiles_of_waits_are_those_of_the_nearest_rank(start: Starter) -> None:
+    """Of twenty waits the 10th is the median, and the 19th the 95th percentile."""
+    async with full(start) as gate:
+        found, recent = of_process(gate.live.gateway), RecentRequests()
+        at_s: dict[str, Any] = {"dispatched_s": found.at_s - 2.0, "ended_s": found.at_s - 1.0, "service": 1.0}
+        at_s["pool"] = "pool"
+        recent.add_reported([end("t", queue_s=float(wait_s), first_token_s=0.0004, **at_s) for wait_s in range(1, 21)])
+        tenants = {one["tenant"]: one for one in present.state(found, recent)()["pools"][0]["tenants"]}
+        assert (tenants["t"]["wait_p50_s"], tenants["t"]["wait_p95_s"]) == (10.0, 19.0)
+        assert tenants["t"]["first_token_p95_s"] == 0.0, "rounded to milliseconds"
+        assert tenants["holder"]["first_token_p95_s"] is None, "no request of the holder has ended"
 
 
 async def test_an_engine_that_is_down_says_why(start: Starter) -> None:
@@ -240,7 +253,7 @@ def test_service_counts_in_the_span_in_which_it_was_received() -> None:
     )
     assert received(one, 90, 95) == {"long": 0.25, "short": 0.75}
     assert received(one, 95, 100) == {"long": 1.0}
-    assert (due_within(taken(), 90, 95), percentile([], 0.5)) == ({}, None)
+    assert due_within(taken(), 90, 95) == {}
 
 
 def test_who_asked_for_little_is_due_that_and_who_floods_the_rest() -> None:
@@ -272,7 +285,7 @@ def test_ends_are_counted_in_their_span_and_refusals_by_reason() -> None:
     )
     found = sums(one, 90, 95)["t"]
     assert (found.outcomes.total(), found.refused) == (2, {"queue_full": 1})
-    assert (percentile(found.waits_s, 0.5), percentile(found.first_tokens_s, 0.95)) == (2.0, 0.2)
+    assert (found.waits_s, found.first_tokens_s) == ([2.0], [0.2])
 
 
 # --- minutes of a tenant ---

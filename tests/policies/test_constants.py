@@ -15,7 +15,7 @@ from policies.capacity.obstacle import Obstacle
 from policies.capacity.pace import Pace, UsualLoad
 from policies.capacity.slots import Slots
 from policies.orders.dlpm import DlpmParams
-from policies.orders.profiles import Profiles
+from policies.orders.profiles import CostProfiles
 from policies.orders.vtc import VtcParams
 from policies.placements.homes import Homes
 from policies.placements.prefix import ByPrefix
@@ -53,7 +53,7 @@ def test_of_a_usual_average_one_value_is_a_twentieth() -> None:
 
 
 def test_of_a_steady_average_one_value_is_a_fiftieth() -> None:
-    profiles = Profiles()
+    profiles = CostProfiles()
     for _ in range(100):
         profiles.learn("t", "app", 1, 1000.0)
     profiles.learn("t", "app", 1, 2000.0)
@@ -139,11 +139,11 @@ def test_a_window_and_a_turn_are_one_long_document() -> None:
 
 
 def test_of_what_is_not_known_a_call_is_worth_a_thousand() -> None:
-    assert Profiles().norm("t", "app", 1) == 1000.0
+    assert CostProfiles().norm("t", "app", 1) == 1000.0
 
 
 def test_an_answer_counts_as_at_most_four_usual_ones() -> None:
-    profiles = Profiles()
+    profiles = CostProfiles()
     for _ in range(100):
         profiles.learn("t", "app", 1, 1000.0)
     profiles.learn("t", "app", 1, 10.0**9)
@@ -151,7 +151,7 @@ def test_an_answer_counts_as_at_most_four_usual_ones() -> None:
 
 
 def test_an_app_weighs_within_sixteen_times_what_is_usual() -> None:
-    profiles = Profiles()
+    profiles = CostProfiles()
     for _ in range(2000):
         for _ in range(49):
             profiles.learn("t", "usual", 1, 1000.0)
@@ -162,7 +162,7 @@ def test_an_app_weighs_within_sixteen_times_what_is_usual() -> None:
 
 
 def test_an_app_weighs_at_most_sixteen_times_what_is_usual() -> None:
-    profiles = Profiles()
+    profiles = CostProfiles()
     for _ in range(100):
         profiles.learn("t", "usual", 1, 1000.0)
     for _ in range(8):

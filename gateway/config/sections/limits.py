@@ -18,7 +18,7 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 @settings_from(QueueLimits)
 class Limits(Section):
-    """Bounds of the whole gateway."""
+    """Bounds on bodies, connections, time-outs and buffers. Quotas of tenants are `quota`."""
 
     waiting_comment_s: Seconds | None = 15
     """Interval of `: waiting` comments in a stream whose answer has not begun. A later refusal is an error event in a

@@ -29,7 +29,8 @@ _OF_THE_WIRE: Final = (
 
 
 class TlsProtocol(asyncio.Protocol):
-    """The protocol of one accepted connection. Its `Connection` counts at once, and gets bytes after the handshake.
+    """Server side of one TLS connection. The `Connection` counts toward the connection limits from the TCP accept, and
+    receives bytes after the handshake.
 
     A client whose handshake fails gets no answer, because it could not read one. It is counted and logged like a client
     with a malformed request; a client that only connects and goes is not.

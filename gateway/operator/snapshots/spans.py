@@ -181,9 +181,3 @@ def part_within(since_s: float, until_s: float, begun_s: float, ended_s: float) 
     if ended_s <= begun_s:
         return 1.0 if since_s < ended_s <= until_s else 0.0
     return max(0.0, min(until_s, ended_s) - max(since_s, begun_s)) / (ended_s - begun_s)
-
-
-def percentile(values: Sequence[float], part: float) -> float | None:
-    """Return the nearest-rank percentile, rounded to milliseconds; None if there are no values."""
-    ordered = sorted(values)
-    return round(ordered[min(len(ordered) - 1, int(part * len(ordered)))], 3) if ordered else None

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, PoolSnapshot
-from gateway.operator.snapshots.spans import PoolSample, TenantSums, percentile, shares_due, sums
+from gateway.operator.snapshots.spans import PoolSample, TenantSums, shares_due, sums
 from gateway.telemetry.ends import End
 from gateway.telemetry.recent_requests import WINDOW_S, RecentRequests
 from policies.admission.explanation import OF_OBSTACLE, OF_REFUSAL, OF_WAIT, waited_in_words
 from policies.capacity.obstacle import Obstacle
 from policies.request import Refusal
+from simulation.statistics import percentile
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
@@ -105,12 +106,17 @@ def _tenant(one: TenantSums, total: float, share_due: float, now: float) -> dict
         "queued_requests": one.queued_requests,
         "oldest_wait_s": round(max(0.0, now - one.oldest_s), 3),
         "running_requests": one.running_requests,
-        "wait_p50_s": percentile(waits_s, 0.5),
-        "wait_p95_s": percentile(waits_s, 0.95),
-        "first_token_p95_s": percentile(one.first_tokens_s, 0.95),
+        "wait_p50_s": _percentile_s(waits_s, 0.5),
+        "wait_p95_s": _percentile_s(waits_s, 0.95),
+        "first_token_p95_s": _percentile_s(one.first_tokens_s, 0.95),
         "ended_requests": dict(one.outcomes),
         "refused_requests": dict(one.refused),
     }
+
+
+def _percentile_s(values_s: Sequence[float], share: float) -> float | None:
+    """Return the percentile, rounded to milliseconds; None if there are no values."""
+    return round(percentile(values_s, share), 3) if values_s else None
 
 
 def _groups(

@@ -38,9 +38,10 @@ class PrefixBroadcast:
         self._store = store
         self._wakes = asyncio.Event()
         self._is_refused = False
-        dispatcher.listeners.append(self._look)
+        dispatcher.listeners.append(self._wake_if_due)
 
-    def _look(self) -> None:
+    def _wake_if_due(self) -> None:
+        """Wake `report` if there is something to publish. Called after each event of the admission engine."""
         if self._shared.has_report:
             self._wakes.set()
 

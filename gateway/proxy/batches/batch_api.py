@@ -42,7 +42,7 @@ PASSED_ON: Final = (b"x-fairgate-app", b"x-fairgate-user")
 
 
 class BatchApi:
-    """The handler of requests for files and batches. `changed` is called when the batches should be looked at."""
+    """The handler of requests for files and batches. `changed` is called after a batch was created or cancelled."""
 
     def __init__(
         self, database: DatabaseThread, config: Config, pipeline: Pipeline, changed: Callable[[], None]

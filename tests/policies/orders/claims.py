@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policies.admission.policy import Policy
 from policies.capacity.output_lengths import ENOUGH
 from policies.orders.policy_entries import POLICIES
-from policies.orders.profiles import Profiles
+from policies.orders.profiles import CostProfiles
 from policies.request import Request, ServiceTokens
 from tests.policies.making import Room, make_request, policy_with
 
@@ -57,7 +57,7 @@ def make(name: str, **params: Any) -> Policy:
 def knows(policy: Policy, usual: float, **by_app: float) -> Policy:
     """The policy, which has learned what a normal call is worth, if it does: of each app, and of all others."""
     profiles = policy.order.learned.get("profiles")
-    if isinstance(profiles, Profiles):
+    if isinstance(profiles, CostProfiles):
         scopes = ("", "t", "l", "s")
         rows: list[list[object]] = [[scope, app, 0, ENOUGH, worth] for scope in scopes for app, worth in by_app.items()]
         learned = {"units": [*profiles.units], "worths": rows, "pool": [[ENOUGH, usual]]}

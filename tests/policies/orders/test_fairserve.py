@@ -13,7 +13,7 @@ from policies.admission.takeover import adopt, read, snapshot
 from policies.capacity.output_lengths import ENOUGH
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.fairserve import FairServe, FairServeParams
-from policies.orders.profiles import NEUTRAL, Profiles
+from policies.orders.profiles import NEUTRAL, CostProfiles
 from policies.placements.placement_entries import PLACEMENTS
 from policies.request import Pressure, Refusal, Request, ServiceTokens
 from tests.policies.making import NoRoom, make_request
@@ -25,8 +25,8 @@ LEARNED = 4 * ENOUGH
 # --- what a call is worth ---
 
 
-def taught(worths: dict[tuple[str, str, int], float], profiles: Profiles | None = None) -> Profiles:
-    profiles = Profiles() if profiles is None else profiles
+def taught(worths: dict[tuple[str, str, int], float], profiles: CostProfiles | None = None) -> CostProfiles:
+    profiles = CostProfiles() if profiles is None else profiles
     for _ in range(LEARNED):
         for (scope, app, stage), worth in worths.items():
             profiles.learn(scope, app, stage, worth)
@@ -40,7 +40,7 @@ def test_what_is_known_of_a_stage_falls_back_to_its_app_its_scope_the_pool_and_n
     assert profiles.norm("t", "agent", 9) == pytest.approx(2000.0, rel=0.1)
     assert profiles.norm("t", "unseen", 1) == pytest.approx(1400.0, rel=0.1)
     assert profiles.norm("u", "agent", 1) == pytest.approx(1400.0, rel=0.1), "of another tenant only the pool is known"
-    assert Profiles().norm("t", "agent", 1) == NEUTRAL
+    assert CostProfiles().norm("t", "agent", 1) == NEUTRAL
 
 
 def test_tenants_do_not_teach_each_other() -> None:
@@ -53,19 +53,19 @@ def test_tenants_do_not_teach_each_other() -> None:
 
 
 def test_equation_2_with_the_constants_as_printed() -> None:
-    assert Profiles().worth(100, 30, 7) == 1 * 70 + 2 * 30 + 1 * 7
-    assert Profiles((1.0, 1.0, 2.0)).worth(100, 30, 7) == 70 + 30 + 14
+    assert CostProfiles().worth(100, 30, 7) == 1 * 70 + 2 * 30 + 1 * 7
+    assert CostProfiles((1.0, 1.0, 2.0)).worth(100, 30, 7) == 70 + 30 + 14
 
 
 def test_a_young_population_is_its_mean() -> None:
-    profiles = Profiles()
+    profiles = CostProfiles()
     for worth in [100.0] * ENOUGH + [200.0] * (20 - ENOUGH):
         profiles.learn("scope", "app", 1, worth)
     assert profiles.norm("scope", "app", 1) == pytest.approx((100.0 * ENOUGH + 200.0 * (20 - ENOUGH)) / 20)
 
 
 def test_of_two_gateways_the_one_that_has_seen_more_is_believed() -> None:
-    few, many = Profiles(), Profiles()
+    few, many = CostProfiles(), CostProfiles()
     for profiles, number, worth in ((few, ENOUGH, 50.0), (many, 5 * ENOUGH, 1000.0)):
         for _ in range(number):
             profiles.learn("t", "app", 1, worth)
@@ -76,7 +76,7 @@ def test_of_two_gateways_the_one_that_has_seen_more_is_believed() -> None:
 
 
 def test_populations_are_bounded() -> None:
-    profiles = Profiles()
+    profiles = CostProfiles()
     for number in range(20_000):
         profiles.learn(f"t{number}", "a", 1, 10.0)
     assert len(profiles) <= 16_384
@@ -85,7 +85,7 @@ def test_populations_are_bounded() -> None:
 def test_what_was_learned_is_restored_and_nothing_else_is_taken_for_it() -> None:
     profiles = taught({("t", "agent", 1): 1000.0, ("t", "chat", 40): 200.0})
     learned = profiles.snapshot()
-    fresh = Profiles()
+    fresh = CostProfiles()
     fresh.adopt(fresh.read(learned))
     for app in ("agent", "chat", ""):
         assert fresh.norm("t", app, 1) == profiles.norm("t", app, 1)
@@ -94,7 +94,7 @@ def test_what_was_learned_is_restored_and_nothing_else_is_taken_for_it() -> None
         with pytest.raises(ValueError, match=r"expected|missing|row"):
             fresh.read(wrong)
     with pytest.raises(ValueError, match="alpha, beta, gamma"):
-        Profiles((1.0, 1.0, 1.0)).read(learned)
+        CostProfiles((1.0, 1.0, 1.0)).read(learned)
     assert fresh.snapshot() == learned
 
 

@@ -19,7 +19,7 @@ _OF_ANSWERS: Final = frozenset({b"response", b"message"})
 """Members of an event that hold the answer, with its own `model`."""
 
 
-class Renamed:
+class ModelNameFilter:
     """A filter that replaces the engine's name of the model by the client's.
 
     Only the answer's own `model` is renamed: at the top, or in the `response` or `message` of an event. Elsewhere a
@@ -29,7 +29,7 @@ class Renamed:
     __slots__ = ("_instead", "_nesting", "_parent")
 
     @classmethod
-    def of(cls, payload: Payload) -> Renamed | None:
+    def of(cls, payload: Payload) -> ModelNameFilter | None:
         """Return the filter for a request, or None if both names are equal."""
         return None if payload.asked in ("", payload.model) else cls(payload.asked)
 
