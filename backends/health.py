@@ -39,41 +39,41 @@ class HealthState:
     def probed(self, problem: str | None) -> None:
         """Record a probe's end: a problem, or None for a good probe."""
         if problem is not None:
-            self._failed(f"probe: {problem}")
+            self._count_failure(f"probe: {problem}")
             return
         self._failures = 0
         self._successes += 1
         if not self.healthy and self._successes >= SUCCESSES_MIN:
-            self._turn(True, "")
+            self._set_health(True, "")
 
     def connect_failed(self, problem: str) -> None:
         """Record a request without a connection, which counts like a failed probe."""
-        self._failed(f"connect: {problem}")
+        self._count_failure(f"connect: {problem}")
 
     def give_up(self, reason: str) -> None:
         """Mark a backend unhealthy whose answers are bad although its probes are good."""
         if self.healthy:
             self._successes = 0
-            self._turn(False, reason)
+            self._set_health(False, reason)
 
     def answered(self) -> None:
         """Record a completed answer: earlier failures were not in a row."""
         self._failures = 0
 
-    def _failed(self, reason: str) -> None:
+    def _count_failure(self, reason: str) -> None:
         self._successes = 0
         self._failures += 1
         if not self.healthy:
             self.reason = reason
         elif self._failures >= FAILURES_MAX:
-            self._turn(False, reason)
+            self._set_health(False, reason)
 
-    def _turn(self, healthy: bool, reason: str) -> None:
+    def _set_health(self, healthy: bool, reason: str) -> None:
         self.healthy, self.reason = healthy, reason
         self._failures = 0
 
 
-class Standstill:
+class StandstillDetector:
     """Detector of an engine that makes no step although it has requests and passes its probes.
 
     A step makes tokens, or computes a part of a prompt and so takes KV blocks. Either changes one of `_signs`. Requests

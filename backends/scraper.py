@@ -9,7 +9,7 @@ from math import inf
 
 from backends.control_client import TIMEOUT_S, ControlClient
 from backends.engines.adapter import UNREADABLE, Adapter
-from backends.health import Standstill
+from backends.health import StandstillDetector
 from backends.step_feed import StepFeed
 from backends.upstream_errors import ConnectFailed, UpstreamError
 from policies.capacity.gauges import Gauges
@@ -32,7 +32,7 @@ class Scraper:
     on_snapshot: Callable[[Gauges], None]
     timeout_s: float = field(default=TIMEOUT_S, kw_only=True)
     feed: StepFeed | None = field(default=None, kw_only=True)
-    standstill: Standstill = field(default_factory=lambda: Standstill(inf), kw_only=True)
+    standstill: StandstillDetector = field(default_factory=lambda: StandstillDetector(inf), kw_only=True)
     _path: int = field(default=0, init=False)
 
     async def turn(self) -> None:

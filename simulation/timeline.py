@@ -36,7 +36,7 @@ class Timeline:
         while last_s / self.tick_s >= TICKS_MAX:
             self._coarsen()
         if queued_until_s is not None:
-            self._wait(tenant, arrival.arrived_s, queued_until_s)
+            self._add_wait(tenant, arrival.arrived_s, queued_until_s)
         if record.dispatched_s is None:
             return
         self._add_service(tenant, record.dispatched_s, self._price(ServiceTokens(arrival.prompt_tokens, 0)))
@@ -110,12 +110,14 @@ class Timeline:
             }
 
     def _add_service(self, tenant: str, time_s: float, amount: float) -> None:
+        """Add service to the tick of this time."""
         amounts, tick = self._service[tenant], int(time_s / self.tick_s)
         if tick >= len(amounts):
             amounts.extend([0.0] * (tick + 1 - len(amounts)))
         amounts[tick] += amount
 
-    def _wait(self, tenant: str, from_s: float, until_s: float) -> None:
+    def _add_wait(self, tenant: str, from_s: float, until_s: float) -> None:
+        """Add one waiting request to every tick within this period."""
         first, after = ceil(from_s / self.tick_s), ceil(until_s / self.tick_s)
         if after > first:
             changes = self._waiting[tenant]

@@ -63,7 +63,7 @@ _ERROR_STATUS: Final = {
 
 
 class StreamMeter:
-    """Meter of one stream. Feed it every chunk in order; it returns the bytes for the client.
+    """Meter of one stream: `feed` takes each chunk in order, and returns the bytes for the client.
 
     Whole events are forwarded byte for byte. With `strip_usage` the event that `include_usage` adds is left out. An
     internal error of the engine is replaced by `own_error`, if there is one. An event longer than `tail_bytes_max` is
@@ -413,6 +413,7 @@ def _fields(raw: bytes) -> tuple[str, bytes]:
 
 
 def _has_tokens(delta: Delta) -> bool:
+    """Return whether the delta has text, reasoning, a tool call, a refusal or audio."""
     return (
         holds_any(delta.content) or holds_any(delta.reasoning) or holds_any(delta.reasoning_content)
         or holds_any(delta.tool_calls) or holds_any(delta.function_call) or holds_any(delta.refusal)
@@ -429,5 +430,6 @@ def _is_role_only(choice: EventChoice) -> bool:
 
 
 def _is_empty_abort(choice: EventChoice) -> bool:
+    """Return whether the engine aborted the choice in an event without tokens."""
     made_any = _has_tokens(choice.delta) if choice.delta is not None else holds_any(choice.text)
     return choice.finish_reason == "abort" and not made_any

@@ -32,33 +32,33 @@ def guard(config: Callable[[], Config]) -> Middleware:
         secret = config().admin_token
         token = secret.get_secret_value() if secret is not None else None
         try:
-            is_strangers, is_of_other_page = _is_strangers(request), _is_of_other_page(request)
+            has_foreign_host, is_cross_origin = _has_foreign_host(request), _is_cross_origin(request)
         except ValueError:
-            return _refused(400, "the Host or Origin header is malformed: write NAME:PORT, or SCHEME://NAME:PORT")
-        if token is None and is_strangers:
-            return _refused(
+            return _rejection(400, "the Host or Origin header is malformed: write NAME:PORT, or SCHEME://NAME:PORT")
+        if token is None and has_foreign_host:
+            return _rejection(
                 421, "call it by an IP address or localhost: without an admin_token, no other name is answered to here"
             )
         if token is not None and request.path not in OPEN and not _has_token(request, token):
             error = (
                 "send the config's admin_token as 'Authorization: Bearer TOKEN'; `fairgate explain` does with -c FILE"
             )
-            return _refused(401, error, {"www-authenticate": "Bearer"})
+            return _rejection(401, error, {"www-authenticate": "Bearer"})
         if request.method == "POST":  # All of them change something.
             # Browsers let any page send a POST, but they name the page's origin.
-            if is_of_other_page:
-                return _refused(
+            if is_cross_origin:
+                return _rejection(
                     403, "this request is from a page of another origin; send it with curl, or with `fairgate`"
                 )
             if token is None and not is_loopback(request.remote or ""):
                 error = "without an admin_token in the config, nothing is changed from other machines"
-                return _refused(403, f"{error}: set one, or use SIGHUP")
+                return _rejection(403, f"{error}: set one, or use SIGHUP")
         return await handler(request)
 
     return check
 
 
-def _refused(status: int, error: str, headers: dict[str, str] | None = None) -> web.Response:
+def _rejection(status: int, error: str, headers: dict[str, str] | None = None) -> web.Response:
     return web.json_response({"error": error}, status=status, headers=headers)
 
 
@@ -68,13 +68,13 @@ def _has_token(request: web.Request, token: str) -> bool:
     return scheme.lower() == "bearer" and compare_digest(sent, token.encode())
 
 
-def _is_of_other_page(request: web.Request) -> bool:
+def _is_cross_origin(request: web.Request) -> bool:
     """Return whether a browser sends this for a page of another origin. Raise ValueError if Origin is malformed."""
     origin = request.headers.get("origin")
     return origin is not None and urlsplit(origin).netloc != request.host
 
 
-def _is_strangers(request: web.Request) -> bool:
+def _has_foreign_host(request: web.Request) -> bool:
     """Return whether a loopback listener was called by a name that is no IP address and not localhost.
 
     A foreign page can make a browser resolve the page's own host name to this machine (DNS rebinding), and then read

@@ -17,7 +17,7 @@ from backends.control_client import ControlClient
 from backends.engines.adapter import UNREADABLE, Adapter
 from backends.engines.by_metrics import OpenAiAdapter
 from backends.engines.kinds import KINDS, RECOGNISED_PATH, recognise
-from backends.health import HealthState, ModelCard, Standstill, fetch_models, fetch_text, probe
+from backends.health import HealthState, ModelCard, StandstillDetector, fetch_models, fetch_text, probe
 from backends.simulated.simulated_server import SimulatedServer
 from backends.step_feed import StepFeed
 from backends.upstream_errors import UpstreamError
@@ -58,7 +58,7 @@ class Backend:
         self.reads_steps = config.steps
         self.api_key = config.api_key.get_secret_value() if config.api_key is not None else None
         self.health = HealthState()
-        self.standstill = Standstill(limits.limits.upstream_silence_s / STANDSTILLS)
+        self.standstill = StandstillDetector(limits.limits.upstream_silence_s / STANDSTILLS)
         self.models: dict[str, ModelCard] = {}
         self.tls = config.tls.context() if config.tls is not None else None
         self._address = config.address

@@ -129,15 +129,16 @@ class Dispatcher:
             self._executing = True
             try:
                 while self._decisions:
-                    self._tell(self._decisions.popleft())
+                    self._execute(self._decisions.popleft())
             finally:
                 self._executing = False
         if self._timer is None and self.engine.queued:
-            self._arm()
+            self._set_timer()
         for listener in self.listeners:
             listener()
 
-    def _tell(self, decision: Decision) -> None:
+    def _execute(self, decision: Decision) -> None:
+        """Call the exchange that the decision is about. Do nothing if the exchange has ended."""
         if isinstance(decision, Dispatch):
             exchange = self._exchanges.get(decision.id)
             # An earlier decision of this batch cancelled the request; the engine knows already.
@@ -152,13 +153,14 @@ class Dispatcher:
             if exchange is not None:
                 exchange.refused(decision)
 
-    def _arm(self) -> None:
+    def _set_timer(self) -> None:
+        """Set the timer to the next time at which the engine may decide without an event."""
         wakeup_s = self.engine.next_wakeup()
         if wakeup_s is not None:
             delay_s = min(max(0.0, wakeup_s - self.clock()), TIMER_S_MAX)
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
 
-    def _wake(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         if self.on_stranded is not None:
             waiting = stranded(self.engine)

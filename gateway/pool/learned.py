@@ -42,7 +42,7 @@ _decode = msgspec.json.Decoder(_Content).decode
 class LearnedFile:
     """State file: saves and restores what each pool's admission engine keeps over a restart.
 
-    These are the expected costs of calls (`CostProfiles`), the paces of apps' interactions and the cold-start times. All
+    That is the expected cost of calls (`CostProfiles`), the paces of apps' interactions and the cold-start times. All
     else is learned anew.
     """
 
@@ -72,7 +72,7 @@ class LearnedFile:
             )  # fmt: skip
 
     async def turn(self) -> None:
-        """Save, then wait."""
+        """Save, then wait for `INTERVAL_S`."""
         await self.save()
         await asyncio.sleep(INTERVAL_S)
 
@@ -118,14 +118,15 @@ class LearnedFile:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self._path.with_name(self._path.name + ".new")
         fresh.unlink(missing_ok=True)
-        with open(fresh, "wb", opener=_for_the_owner) as file:
+        with open(fresh, "wb", opener=_open_private) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(self._path)
 
 
-def _for_the_owner(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
+    """Open a file that only its owner may read. An opener for `open`."""
     return os.open(path, flags, 0o600)
 
 
@@ -133,7 +134,7 @@ BYTES_MAX = 16 * 1024 * 1024
 
 
 class LearnedSync:
-    """A synchroniser of one engine with the store, one `sync_once` after another."""
+    """Synchroniser of one engine's learned state with the store, from which all gateways learn."""
 
     def __init__(self, store: Store, pool: str, engine: AdmissionEngine) -> None:
         self._store = store

@@ -67,7 +67,7 @@ class Pool:
         self.name = config.name
         self.backends: dict[str, Backend] = {}
         """Backends by name, including those that leave and still have running requests."""
-        self.stand_in: Callable[[], Pool | None] = lambda: None
+        self.healthy_fallback: Callable[[], Pool | None] = lambda: None
         """Return the pool that serves requests while no backend here can, or None."""
         self.on_gone: Callable[[Backend], None] = lambda backend: None
         """Called with a backend that has left the config and ended its last request."""

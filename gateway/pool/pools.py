@@ -50,7 +50,7 @@ class PoolPlan:
         self.estimator = estimator
 
     def fresh(self) -> list[Backend]:
-        """The backends that are new to the pool."""
+        """Return the backends that are new to the pool."""
         known = {} if self.pool is None else self.pool.backends
         return [backend for backend in self.backends if known.get(backend.name) is not backend]
 
@@ -89,7 +89,7 @@ class Pools:
         self._session: aiohttp.ClientSession | None = None
 
     def with_leaving(self) -> list[Pool]:
-        """All pools that may have requests under way."""
+        """Return all pools that may have requests under way: those of the config, and those that left it."""
         return [*self.all, *self.leaving]
 
     async def prepare(self, config: Config) -> list[PoolPlan]:
@@ -100,14 +100,14 @@ class Pools:
         try:
             for each in config.pools:
                 pool = known.get(each.name)
-                alike = pool is not None and _counting(pool.config) == _counting(each)
+                alike = pool is not None and _estimation_settings(pool.config) == _estimation_settings(each)
                 one = PoolPlan(each, pool, None if alike else await asyncio.to_thread(estimator_of, each))
                 prepared.append(one)
                 for backend in self.addresses.engines(each):
                     made = await self._backend(backend, each, config, {} if pool is None else pool.backends)
                     one.backends[made] = backend
         except (OSError, ValueError) as error:
-            await self.let_go(prepared)
+            await self.discard(prepared)
             raise CannotTakeOver(str(error)) from error
         session = self._session
         if session is not None:
@@ -115,11 +115,11 @@ class Pools:
                 fresh = [backend for one in prepared for backend in one.fresh()]
                 await asyncio.gather(*[backend.check(backend.control_client(session)) for backend in fresh])
             except asyncio.CancelledError:
-                await self.let_go(prepared)
+                await self.discard(prepared)
                 raise
         return prepared
 
-    async def let_go(self, prepared: Sequence[PoolPlan]) -> None:
+    async def discard(self, prepared: Sequence[PoolPlan]) -> None:
         """Discard prepared pools; close their new backends."""
         for backend in [backend for one in prepared for backend in one.fresh()]:
             await backend.close()
@@ -127,13 +127,13 @@ class Pools:
     def commit(
         self, config: Config, shared: Shared, prepared: Sequence[PoolPlan], weights: Weights | None = None
     ) -> None:
-        """Go on under this configuration. `weights` holds the changed weights of tenants."""
+        """Apply the configuration with its prepared resources. `weights`: the changed weights of tenants."""
         before, self.all = self.all, []
         for one in prepared:
             pool = one.pool
             if pool is None:
                 pool = Pool(one.config, config, one.backends, shared, self._settled, one.estimator, self._background)
-                pool.on_gone = partial(self._gone, pool)
+                pool.on_gone = partial(self._report_gone, pool)
                 if self._session is not None:
                     pool.watch(self._session)
             else:
@@ -148,7 +148,7 @@ class Pools:
                 self._background.start(self._retire(pool))
 
     async def watch(self, session: aiohttp.ClientSession) -> None:
-        """Probe every backend once before this call returns, then continuously."""
+        """Probe every backend once before this call returns, and from then on repeatedly."""
         self._session = session
         await asyncio.gather(*[pool.check(session) for pool in self.all])
         for pool in self.all:
@@ -171,7 +171,8 @@ class Pools:
             if pool.name not in self.engines:
                 self._on_gone(pool.name, backend.name)
 
-    def _gone(self, pool: Pool, backend: Backend) -> None:
+    def _report_gone(self, pool: Pool, backend: Backend) -> None:
+        """Call `on_gone`, unless the pool has a new backend of this name."""
         if backend.name not in pool.backends:
             self._on_gone(pool.name, backend.name)
 
@@ -188,6 +189,6 @@ class Pools:
         return Backend(config, f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}", gateway, server)
 
 
-def _counting(pool: PoolConfig) -> tuple[float | None, str | None]:
+def _estimation_settings(pool: PoolConfig) -> tuple[float | None, str | None]:
     """Return the settings of prompt token estimation: tokens per byte, and tokenizer."""
     return pool.bytes_per_token, pool.tokenizer

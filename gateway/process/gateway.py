@@ -320,7 +320,7 @@ class Gateway:
             try:
                 self.reopen_log(config.access_log)
             except OSError as error:
-                await self._pools.let_go(prepared)
+                await self._pools.discard(prepared)
                 raise CannotTakeOver(f"access_log: {error}") from error
         # From here to the end in one step: no request sees half of the change.
         before, self.config = self.config, config
@@ -366,7 +366,7 @@ class Gateway:
     def _turn_away_revoked(self) -> None:
         if self._pipeline is not None:
             waiting = [each for pool in self._pools.with_leaving() for each in pool.dispatcher.exchanges()]
-            self._pipeline.turn_away_revoked(waiting)
+            self._pipeline.reject_revoked(waiting)
 
     def reopen_log(self, target: str) -> None:
         """Open the access log anew, at this target or at a new file of the same name. Raise OSError."""

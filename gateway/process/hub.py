@@ -57,8 +57,8 @@ async def serve_hub(config: Config, load: Callable[[], Config] | None, port: int
     loop.add_signal_handler(signal.SIGTERM, lambda: None)  # the hub ends after the workers
     server = ExchangeServer(run_directory)
     exchange, admin = child.listeners
-    going_on = Background().start(go_on(config, server, is_first=child.lives == 1))
-    await asyncio.wait({going_on}, timeout=USAGE_S)
+    continuing = Background().start(continue_quotas(config, server, is_first=child.lives == 1))
+    await asyncio.wait({continuing}, timeout=USAGE_S)
     await server.listen(exchange)
     workers = Workers(
         config,
@@ -81,14 +81,16 @@ async def serve_hub(config: Config, load: Callable[[], Config] | None, port: int
         until_s = loop.time() + config.drain_s + LINGER_S
         while server.connections and loop.time() < until_s:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-        going_on.cancel()
+        continuing.cancel()
         run_directory.end()
         os._exit(0)  # no need to wait for open pages
 
 
-async def go_on(config: Config, server: ExchangeServer, *, is_first: bool) -> None:
-    """Continue limits of a day and a month from stored usage. After a restart the workers report the totals as well, so
-    a database fault is not retried."""
+async def continue_quotas(config: Config, server: ExchangeServer, *, is_first: bool) -> None:
+    """Continue the quotas of a day and a month from stored usage.
+
+    After a restart of the hub the workers report the totals as well, so a database fault is not retried.
+    """
     if config.usage is None or config.state.redis_url is not None:
         return
     from gateway.pool.shared import quotas_of

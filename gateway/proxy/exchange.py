@@ -53,7 +53,15 @@ class Exchange(Relay):
     """A client's request, its place in the pool, and the answer. The `AdmissionClient` of its pool."""
 
     __slots__ = (
-        "_answer_bytes", "_ending", "_finder", "_held", "_held_bytes", "_held_bytes_max", "_meter", "_pool", "_renamed",
+        "_answer_bytes",
+        "_ending",
+        "_finder",
+        "_held",
+        "_held_bytes",
+        "_held_bytes_max",
+        "_meter",
+        "_name_filter",
+        "_pool",
         "request",
     )  # fmt: skip
 
@@ -64,7 +72,7 @@ class Exchange(Relay):
         super().__init__(context, upstream_head)
         self.request = request
         self._pool = context.serving_pool
-        self._renamed = ModelNameFilter.of(context.payload)
+        self._name_filter = ModelNameFilter.of(context.payload)
         self._held_bytes = 0
         self._begin_answer()
 
@@ -101,16 +109,16 @@ class Exchange(Relay):
         would work on in the background."""
         if self._call is not None and not self.context.relays and not self.context.payload.is_background:
             self.cancel()
-            self._again(Failure.PREEMPTED)
+            self._requeue(Failure.PREEMPTED)
 
     def moved(self, request: Request, pool: Pool) -> None:
         """Wait in another pool as `request`, made for that pool. The payload asks for the pool's model already."""
         self.request = self.context.request = request
         self.context.model = self.context.payload.model
         self._pool = self.context.serving_pool = pool
-        self._renamed = ModelNameFilter.of(self.context.payload)
+        self._name_filter = ModelNameFilter.of(self.context.payload)
 
-    def turn_away(self, error: ApiError, service: ServiceTokens | None = None) -> None:
+    def reject(self, error: ApiError, service: ServiceTokens | None = None) -> None:
         """Reject a request that waits, or that an engine has returned after this service."""
         self._pool.dispatcher.cancelled(self.request.id, service)
         self.end(Outcome.REFUSED, error.code.value, service or NO_SERVICE)
@@ -120,7 +128,7 @@ class Exchange(Relay):
         """Reject the request if its key was revoked meanwhile, and return whether it was."""
         if self.context.keyring.takes(self.context.principal):
             return False
-        self.turn_away(revoked_key_error(), service)
+        self.reject(revoked_key_error(), service)
         return True
 
     def give_up(self, error: ApiError) -> None:
@@ -174,8 +182,8 @@ class Exchange(Relay):
             context.first_token_s = time.monotonic() - context.arrived_s
             self._pool.dispatcher.progressed(self.request.id, 0)
         if forward:
-            if self._renamed is not None:
-                forward = self._renamed.in_answer(forward, goes_on=meter.is_amid_event)
+            if self._name_filter is not None:
+                forward = self._name_filter.in_answer(forward, goes_on=meter.is_amid_event)
             if context.relays:
                 context.responder.write(forward)
             else:
@@ -197,7 +205,7 @@ class Exchange(Relay):
         self._pool.answered(backend, self.context.tenant, error, self.context.dispatched_s)
         timed_out = isinstance(error, ReadTimedOut)
         if error.before_first_byte and not timed_out and self._may_try_again(backend, call.sends):
-            self._again(Failure.DROPPED if call.sends else Failure.UNREACHED)
+            self._requeue(Failure.DROPPED if call.sends else Failure.UNREACHED)
             if call.sends and not self._pool.has_other(backend):
                 self._pool.dispatcher.strand(self)
             return
@@ -212,7 +220,7 @@ class Exchange(Relay):
         context.sends += sends
         if context.sends > 1 or self.request.engine or context.tenant in pool.breaks.paced:
             return False
-        return (pool.has_other(backend) or pool.stand_in() is not None) and pool.retries.take()
+        return (pool.has_other(backend) or pool.healthy_fallback() is not None) and pool.retries.take()
 
     def _break_off(self, reason: Reason, what: str, again_s: float = 0.0) -> None:
         """End without a complete answer. `again_s`: least seconds until a retry; 0.0 takes the pool's."""
@@ -225,7 +233,7 @@ class Exchange(Relay):
             error.retry_after_s, error.should_retry = None, False
         self._visible_error(error)
 
-    def _cut(self, what: str) -> None:
+    def _break_off_truncated(self, what: str) -> None:
         """Break off an answer that the engine ended as if it were complete. `what`: the engine's fault."""
         error = ProtocolViolation(self.backend.name, what, before_first_byte=False)
         self._pool.answered(self.backend, self.context.tenant, error, self.context.dispatched_s)
@@ -239,7 +247,7 @@ class Exchange(Relay):
         refused = meter.aborted or error in RETRYABLE_IN_STREAM
         if refused and not meter.token_events:
             self.cancel()
-            self._again(Failure.REFUSED)
+            self._requeue(Failure.REFUSED)
             return True
         return False
 
@@ -248,11 +256,11 @@ class Exchange(Relay):
         if not self.context.relays and self._is_refused_in_stream(meter):
             return
         if meter.error is None and not meter.is_over:
-            self._cut("ended a stream without saying that it is over")
+            self._break_off_truncated("ended a stream without saying that it is over")
             return
         context = self.context
-        if self._renamed is not None:
-            rest = self._renamed.in_answer(rest)
+        if self._name_filter is not None:
+            rest = self._name_filter.in_answer(rest)
         if not context.relays:
             context.begin_answer(self._status, self._headers, rest)
         elif rest:
@@ -277,7 +285,7 @@ class Exchange(Relay):
         if self._finder is not None:
             self._finder.feed(data)
             self._ending.feed(data)
-            self.context.responder.write(self._shown(data))
+            self.context.responder.write(self._with_client_name(data))
             return
         self._held.append(data)
         self._held_bytes += len(data)
@@ -295,18 +303,18 @@ class Exchange(Relay):
         else:
             self.phase = RELAYED[self.phase]
             held = b"".join(self._held)
-            self._let_go()
+            self._drop_held()
             self._finder = usage_finder()
             self._finder.feed(held)
             self._ending = Ending(self._headers)
             self._ending.feed(held)
-            self.context.begin_answer(self._status, self._headers, self._shown(held))
+            self.context.begin_answer(self._status, self._headers, self._with_client_name(held))
 
-    def _shown(self, data: bytes) -> bytes:
+    def _with_client_name(self, data: bytes) -> bytes:
         """Return a piece of the answer with the client's name of the model (`ModelNameFilter.in_answer`)."""
-        return data if self._renamed is None else self._renamed.in_answer(data, goes_on=True)
+        return data if self._name_filter is None else self._name_filter.in_answer(data, goes_on=True)
 
-    def _let_go(self) -> None:
+    def _drop_held(self) -> None:
         """Drop the held bytes of the answer."""
         self._pool.answers_bytes -= self._held_bytes
         self._held, self._held_bytes = [], 0
@@ -314,7 +322,7 @@ class Exchange(Relay):
     def _complete_body(self) -> None:
         if self._finder is not None:
             if self._ending.is_missing:
-                self._cut("ended an answer before its end")
+                self._break_off_truncated("ended an answer before its end")
                 return
             self.context.responder.end()
             usage = usage_found(self._finder)
@@ -326,13 +334,13 @@ class Exchange(Relay):
         answer = read_answer(body) if is_success else None
         refused = answer.is_drained if answer is not None else self.backend.adapter.is_refusal(self._status, body)
         if refused:
-            self._again(Failure.REFUSED, retry_after_s(self._headers))
+            self._requeue(Failure.REFUSED, retry_after_s(self._headers))
         elif answer is not None and self.context.responder.started:
             self._break_off(Reason.BACKEND_FAILED, NOT_STREAMED)
         elif answer is not None and not answer.is_whole and is_json(content_type(self._headers)):
-            self._cut("answered what is no whole JSON")
+            self._break_off_truncated("answered what is no whole JSON")
         elif answer is not None:
-            shown = body if self._renamed is None else self._renamed.in_answer(body)
+            shown = body if self._name_filter is None else self._name_filter.in_answer(body)
             self.context.answer(self._status, self._headers, shown)
             usage = answer.usage
             made = self._made_tokens(made_bytes(body)) if usage is None or usage.output_tokens is None else 0
@@ -356,7 +364,7 @@ class Exchange(Relay):
 
     # --- ends ---
 
-    def _again(self, failure: Failure, again_s: float = 0.0) -> None:
+    def _requeue(self, failure: Failure, again_s: float = 0.0) -> None:
         """Return the request to the head of its flow, charged nothing, or with what it received if it was preempted.
 
         A request whose key was revoked meanwhile ends here.
@@ -364,7 +372,7 @@ class Exchange(Relay):
         received = self._received() if failure is Failure.PREEMPTED else NO_SERVICE
         self.phase = RETURNED[self.phase]
         self._call = self.context.responder.on_pause = self.context.responder.on_resume = None
-        self._let_go()
+        self._drop_held()
         self._begin_answer()
         self.context.returned()
         if not self.refuse_if_revoked(received):
@@ -389,7 +397,7 @@ class Exchange(Relay):
         self.end(Outcome.COMPLETED, "", service)
 
     def _received(self) -> ServiceTokens:
-        """Return the service that an incomplete answer has taken so far."""
+        """Return the service that the request has received so far, while its answer is incomplete."""
         meter = self._meter
         if meter is not None:
             counted, usage = meter.token_events, meter.usage

@@ -38,14 +38,14 @@ def move(waiting: Sequence[AdmissionClient], pool: Pool, other: Pool, model: str
             break
         if not other.takes(exchange.request):  # an engine of `other` went away with this request before
             why = Reject(exchange.request.id, Refusal.BACKEND_FAILED, 1.0)
-            exchange.turn_away(refusal_error(why, other.again_s()))
+            exchange.reject(refusal_error(why, other.again_s()))
             continue
         body_bytes += exchange.request.body_bytes
         exchange.context.payload.rename(model)
         try:
             request = admission_request(exchange.context, other)
         except ApiError as error:
-            exchange.turn_away(error)
+            exchange.reject(error)
             continue
         other.dispatcher.take_in(exchange, request, pool.dispatcher)
         exchange.moved(request, other)

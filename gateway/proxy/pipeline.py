@@ -100,11 +100,11 @@ class Pipeline:
         self._routes = routes
         self._cors = cors
         for pool in self._pools:
-            pool.stand_in = partial(self._stand_in, pool)
-            pool.dispatcher.on_stranded = partial(self._stranded, pool)
+            pool.healthy_fallback = partial(self._healthy_fallback, pool)
+            pool.dispatcher.on_stranded = partial(self._fail_over, pool)
 
-    def turn_away_revoked(self, exchanges: Iterable[AdmissionClient]) -> None:
-        """Refuse waiting requests whose key is no longer valid."""
+    def reject_revoked(self, exchanges: Iterable[AdmissionClient]) -> None:
+        """Reject waiting requests whose key is no longer valid."""
         for each in exchanges:
             assert isinstance(each, Exchange)
             if each.request.progress.state is not State.DISPATCHED:
@@ -122,7 +122,7 @@ class Pipeline:
             if route.kind is RouteKind.HEALTH:
                 return 200, [JSON, request.id_field()], ABOUT if request.path == "/" else b'{"status":"ok"}'
             if route.kind is RouteKind.FILE:
-                return self._file(request)
+                return self._public_file(request)
             if route.kind is RouteKind.OPTIONS:
                 allowed = (b"allow", route.methods.encode())
                 return 204, [allowed, request.id_field(), *self._cors.preflight(request, route.methods)], b""
@@ -145,7 +145,7 @@ class Pipeline:
             return error.status, [*error.headers(), request.id_field()], error.body(dialect_of(request.path))
         return None
 
-    def _file(self, request: RequestContext) -> tuple[int, list[Header], bytes]:
+    def _public_file(self, request: RequestContext) -> tuple[int, list[Header], bytes]:
         found = self.files.get(request.path)
         if found is None:
             raise ApiError(Reason.NOT_FOUND, f"there is no file {request.path[:200]}")
@@ -268,7 +268,7 @@ class Pipeline:
         payload = context.payload
         asked = payload.model
         if id := self._routes.response_id(context.path) or payload.previous:
-            keeper, stored = self._keeper(context, id)
+            keeper, stored = self._pool_of_response(context, id)
             # The fallback pool may have answered.
             model = stored.model if asked in ("", stored.asked) else self._model(context.principal, asked)
             if self._pool(model) is not keeper:
@@ -279,7 +279,7 @@ class Pipeline:
         pool = self._pool(model)
         if model not in self._pool_of_model:
             context.model = ""  # the client may have made up the name, which would be a label of metrics and usage
-        other = None if context.engine or pool.is_healthy() else self._stand_in(pool)
+        other = None if context.engine or pool.is_healthy() else self._healthy_fallback(pool)
         if other is not None:
             model, pool = str(pool.fallback), other
         if not asked and context.route.api is OTHER:
@@ -289,7 +289,7 @@ class Pipeline:
             context.model = payload.model
         return pool
 
-    def _keeper(self, context: RequestContext, id: str) -> tuple[Pool, Stored]:
+    def _pool_of_response(self, context: RequestContext, id: str) -> tuple[Pool, Stored]:
         """Return the pool of a stored response and the response's location, or raise `ApiError` 404."""
         stored = self.responses.find(context.principal, id, time.monotonic())
         pool = self._pool_of(stored.model)
@@ -301,7 +301,7 @@ class Pipeline:
         """Return the engines' name of a model. Raise ApiError if the caller may not ask for it."""
         model = self._aliases.get(asked, asked)
         if not principal.may_ask(asked) and (model == asked or not principal.may_ask(model)):
-            raise _not_for(asked, principal)
+            raise _model_not_allowed(asked, principal)
         return model or self._unnamed_model()
 
     def _unnamed_model(self) -> str:
@@ -315,22 +315,22 @@ class Pipeline:
         cards = self._pools[0].models().items()
         return next((name for name, card in cards if card is None or not card.parent), "")
 
-    def _stand_in(self, pool: Pool) -> Pool | None:
+    def _healthy_fallback(self, pool: Pool) -> Pool | None:
         """Return the pool's fallback, or None if that has no engine in service."""
         other = None if pool.fallback is None else self._pool_of(pool.fallback)
         return other if other is not None and other.is_healthy() else None
 
-    def _stranded(self, pool: Pool, waiting: Sequence[AdmissionClient]) -> None:
+    def _fail_over(self, pool: Pool, waiting: Sequence[AdmissionClient]) -> None:
         """Fail over requests that wait in a pool without an engine for them. A request that cannot move waits for
         the start of an engine, or is refused."""
-        other = self._stand_in(pool)
+        other = self._healthy_fallback(pool)
         if other is not None:
             move(waiting, pool, other, str(pool.fallback))
         for each in waiting:
             assert isinstance(each, Exchange)
             is_moved = other is not None and not each.request.progress.rests
             if not is_moved and not pool.awaits_start(each.request):
-                each.turn_away(refusal_error(Reject(each.request.id, Refusal.NO_BACKEND, 1.0), pool.again_s()))
+                each.reject(refusal_error(Reject(each.request.id, Refusal.NO_BACKEND, 1.0), pool.again_s()))
 
     def _pool_of(self, model: str) -> Pool | None:
         pool = self._pool_of_model.get(model)
@@ -361,11 +361,11 @@ class Pipeline:
             # These engines have not reported their models; they are down, or have just been started.
             message = f"no engine has said yet which models it serves; '{model[:100]}' may be one of them"
             return ApiError(Reason.NO_BACKEND, message, retry_after_s=5.0)
-        served = ", ".join(sorted(asked for asked, _, _ in self._named())[:20])
+        served = ", ".join(sorted(asked for asked, _, _ in self._models_by_name())[:20])
         message = f"the model '{model[:100]}' is not served here; these are: {served}"
         return ApiError(Reason.MODEL_NOT_FOUND, message, param="model")
 
-    def _named(self) -> list[tuple[str, str, ModelCard | None]]:
+    def _models_by_name(self) -> list[tuple[str, str, ModelCard | None]]:
         """Return all models that can be asked for: the client's name, the engines' name, and the engines' card."""
         cards = {name: card for pool in self._pools for name, card in pool.models().items()}
         aliases = [(alias, name, cards[name]) for alias, name in self._aliases.items() if name in cards]
@@ -375,7 +375,7 @@ class Pipeline:
 
     def _pass_through(self, context: RequestContext, payload: Payload | None) -> PassThrough:
         if id := self._routes.response_id(context.path):
-            keeper, stored = self._keeper(context, id)
+            keeper, stored = self._pool_of_response(context, id)
             context.model = stored.model
             engines = iter([keeper.backends[stored.engine]])
             return PassThrough(context, payload, engines, self.bypass_limiter, self._settled)
@@ -392,7 +392,7 @@ class Pipeline:
     def _models(self, principal: Principal, asked: str) -> bytes:
         """Return the models that a key may ask for, or the one model `asked`, as JSON."""
         data = []
-        for model, name, card in self._named():
+        for model, name, card in self._models_by_name():
             if not principal.may_ask(model) and not principal.may_ask(name):
                 continue
             entry = {"id": model, "object": "model", "created": 0, "owned_by": "fairgate"}
@@ -402,11 +402,11 @@ class Pipeline:
                 return msgspec.json.encode(entry)
             data.append(entry)
         if asked:
-            raise self._not_served(asked) if principal.models is None else _not_for(asked, principal)
+            raise self._not_served(asked) if principal.models is None else _model_not_allowed(asked, principal)
         return msgspec.json.encode({"object": "list", "data": data})
 
 
-def _not_for(model: str, principal: Principal) -> ApiError:
+def _model_not_allowed(model: str, principal: Principal) -> ApiError:
     """Return the error for a model outside a key's models, without revealing whether the model exists."""
     models = ", ".join(sorted(principal.models or ())[:20])
     if not model:

@@ -43,12 +43,13 @@ class TokenEstimator:
             return ids
         text_bytes = prompt.size - prompt.attached_bytes
         if self._counter is not None:
-            tokens = self._counted(self._counter, prompt, text_bytes)
+            tokens = self._count(self._counter, prompt, text_bytes)
         else:
             tokens = round(text_bytes / self.bytes_per_token)
         return max(1, tokens + prompt.attachments * ATTACHMENT_TOKENS)
 
-    def _counted(self, counter: Callable[[str], int], prompt: Prompt, text_bytes: int) -> int:
+    def _count(self, counter: Callable[[str], int], prompt: Prompt, text_bytes: int) -> int:
+        """Count the tokens of the text's first `COUNTED_BYTES_MAX` bytes, and extrapolate to all of it."""
         text = prompt.head[:LOOKED_AT_BYTES_MAX]
         if prompt.attachments:
             text = without_attachments(text)

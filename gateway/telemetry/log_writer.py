@@ -37,7 +37,7 @@ class LogWriter:
             (sys.stderr if target == STDERR else sys.stdout).flush()  # earlier prints come first
             self._descriptor = target
         else:
-            self._descriptor = _opened(target)
+            self._descriptor = _open_for_append(target)
         self._batches: SimpleQueue[tuple[bytes, int] | None] = SimpleQueue()
         self._taking = threading.RLock()  # a collection of garbage may log while it is held
         self._taken_bytes = self._done_bytes = 0
@@ -76,10 +76,11 @@ class LogWriter:
             os.close(self._descriptor)
 
     def _run(self) -> None:
+        """Write batches until `close`. The body of the writing thread."""
         while (batch := self._batches.get()) is not None and not self._is_abandoned:
             lines, count = batch
             try:
-                self._follow()
+                self._follow_path()
                 self._write(lines)
             except OSError as error:
                 if self.lines_lost == self._reported:
@@ -90,7 +91,7 @@ class LogWriter:
                 self._done_bytes += len(lines)
                 self._report_lost()
 
-    def _follow(self) -> None:
+    def _follow_path(self) -> None:
         """Switch to the file at the path if it is not the open one, or create it if the open one was removed.
 
         A file that was moved away without a new one at the path is written to until `AccessLog.reopen`.
@@ -108,7 +109,7 @@ class LogWriter:
         else:
             if os.path.samestat(own, there) or not stat.S_ISREG(there.st_mode):
                 return
-        descriptor = _opened(self._path)
+        descriptor = _open_for_append(self._path)
         os.close(self._descriptor)
         self._descriptor = descriptor
         if not own.st_nlink:
@@ -136,7 +137,7 @@ class LogWriter:
             logger.warning("%d lines of the %s were lost, since they could not be written in time", lost, self._what)
 
 
-def _opened(path: str) -> int:
+def _open_for_append(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 

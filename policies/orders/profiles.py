@@ -1,4 +1,4 @@
-"""What is a call of this app at this stage normally worth? The weights of WSC (FairServe, section 4.3, equation 2).
+"""What does a call of this app at this stage normally cost? The weights of WSC (FairServe, section 4.3, equation 2).
 
     w(app, stage) = alpha * mean input + beta * mean system tokens + gamma * mean output
 
@@ -18,9 +18,9 @@ from policies.plain_data import fields, rows
 from policies.recent import adopt, used
 
 NEUTRAL: Final = 1000.0
-"""Worth assumed for a call of an app without a profile."""
+"""Cost assumed for a call of an app without a profile."""
 OUTLIER: Final = 4.0
-"""Limit of one answer's worth, in multiples of the mean, once the mean has `ENOUGH` answers."""
+"""Limit of one answer's cost, in multiples of the mean, once the mean has `ENOUGH` answers."""
 CLAMP: Final = OUTLIER**2
 """The weight of an app or stage is between 1 / CLAMP and CLAMP times the mean of its scope: as far as two outliers in a
 row take an answer."""
@@ -53,36 +53,36 @@ class CostProfiles:
         """Create empty profiles. `units`: alpha, beta and gamma."""
         self.units = units
         self._populations_max = populations_max
-        self._worths: OrderedDict[tuple[str, str, int], _MeanCost] = OrderedDict()
+        self._means: OrderedDict[tuple[str, str, int], _MeanCost] = OrderedDict()
         self._pool = _MeanCost()
 
     def __len__(self) -> int:
-        return len(self._worths)
+        return len(self._means)
 
-    def worth(self, prompt: int, system: int, output: int) -> float:
+    def cost(self, prompt: int, system: int, output: int) -> float:
         """Return alpha * (prompt - system) + beta * system + gamma * output: system tokens are part of the prompt."""
         alpha, beta, gamma = self.units
         return alpha * (prompt - system) + beta * system + gamma * output
 
     def norm(self, scope: str, app: str, stage: int) -> float:
-        """Return the worth of a normal call of this app at this stage, greater than 0."""
-        worths = self._worths
-        own = worths.get((scope, app, stage if stage < STAGES_MAX else STAGES_MAX))
+        """Return the cost of a normal call of this app at this stage, greater than 0."""
+        costs = self._means
+        own = costs.get((scope, app, stage if stage < STAGES_MAX else STAGES_MAX))
         if own is not None and own.seen >= ENOUGH:
             return own.norm
-        for wider in (worths.get((scope, app, ANY_STAGE)), worths.get((scope, ANY_APP, WHOLE_SCOPE)), self._pool):
+        for wider in (costs.get((scope, app, ANY_STAGE)), costs.get((scope, ANY_APP, WHOLE_SCOPE)), self._pool):
             if wider is not None and wider.seen >= ENOUGH:
                 return wider.norm
         return NEUTRAL
 
-    def learn(self, scope: str, app: str, stage: int, worth: float) -> None:
-        """Learn the worth of a call that got its complete answer."""
-        worths, most = self._worths, self._populations_max
-        whole = used(worths, (scope, ANY_APP, WHOLE_SCOPE), _MeanCost, most)
-        of_app = used(worths, (scope, app, ANY_STAGE), _MeanCost, most)
-        of_stage = used(worths, (scope, app, min(stage, STAGES_MAX)), _MeanCost, most)
+    def learn(self, scope: str, app: str, stage: int, cost: float) -> None:
+        """Learn the cost of a call that got its complete answer."""
+        costs, most = self._means, self._populations_max
+        whole = used(costs, (scope, ANY_APP, WHOLE_SCOPE), _MeanCost, most)
+        of_app = used(costs, (scope, app, ANY_STAGE), _MeanCost, most)
+        of_stage = used(costs, (scope, app, min(stage, STAGES_MAX)), _MeanCost, most)
         for own in (self._pool, whole, of_app, of_stage):
-            own.learn(worth if own.seen < ENOUGH else min(worth, OUTLIER * own.value + 1.0))
+            own.learn(cost if own.seen < ENOUGH else min(cost, OUTLIER * own.value + 1.0))
         self._pool.norm = max(1.0, self._pool.value)
         usual = whole.norm = max(1.0, whole.value)
         for own in (of_app, of_stage):
@@ -91,17 +91,17 @@ class CostProfiles:
     # --- across restarts ---
 
     def snapshot(self) -> dict[str, object]:
-        """Return plain data: by scope, app and stage, the number of calls and their mean worth."""
+        """Return plain data: by scope, app and stage, the number of calls and their mean cost."""
         pool: list[Any] = [self._pool.seen, self._pool.value]
         return {
             "units": list(self.units),
-            "worths": [[*key, own.seen, own.value] for key, own in self._worths.items()],
+            "worths": [[*key, own.seen, own.value] for key, own in self._means.items()],
             "pool": [pool],
         }
 
     def read(self, learned: object) -> tuple[dict[tuple[str, str, int], _MeanCost], _MeanCost]:
-        """Parse a snapshot for `adopt`. Raises ValueError if the snapshot is invalid or has other units."""
-        units, worths, pool = fields(learned, "units", "worths", "pool")
+        """Parse a snapshot for `adopt`. Raise ValueError if the snapshot is invalid or has other units."""
+        units, means, pool = fields(learned, "units", "worths", "pool")
         if units != list(self.units):
             raise ValueError(
                 f"learned with alpha, beta, gamma of {units!r:.60}, but the configuration has other values now"
@@ -109,12 +109,12 @@ class CostProfiles:
         if len(rows(pool, (int, float))) != 1:
             raise ValueError("the pool has one row")
         kinds = (str, str, int, int, float)
-        costs = {(scope, app, stage): _MeanCost(*own) for scope, app, stage, *own in rows(worths, kinds)}
+        costs = {(scope, app, stage): _MeanCost(*own) for scope, app, stage, *own in rows(means, kinds)}
         return costs, _MeanCost(*pool[0])
 
     def adopt(self, theirs: tuple[dict[tuple[str, str, int], _MeanCost], _MeanCost]) -> None:
         """Take over each mean that a snapshot has from more calls."""
-        worths, pool = theirs
-        adopt(self._worths, worths, self._populations_max)
+        costs, pool = theirs
+        adopt(self._means, costs, self._populations_max)
         if self._pool.seen < pool.seen:
             self._pool = pool

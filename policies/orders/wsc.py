@@ -35,7 +35,7 @@ from policies.settings import setting
 
 @dataclass(frozen=True, slots=True)
 class WscParams(CostParams):
-    """Settings of `Wsc`: the cost between tenants, and the worth of a call inside a tenant.
+    """Settings of `Wsc`: the cost by which tenants are compared, and that by which the flows of a tenant are.
 
     alpha, beta and gamma are 1, 2 and 1 as printed, for input, system and output tokens, "following OpenAI
     conventions". Those conventions charge more for output than for input, so beta and gamma may be swapped in print.
@@ -89,7 +89,7 @@ class Wsc(CounterOrder):
         self._queue(request, front=front)
 
     def _queue(self, request: Request, *, front: bool, is_inside: bool = False, goes_first: bool = False) -> None:
-        """Queue the request (`Backlog.push`), and fix the worth of a normal call for it."""
+        """Queue the request (`Backlog.push`), and fix the cost of a normal call for it."""
         progress, flow = request.progress, request.flow
         if not progress.norm:
             progress.norm = self.profiles.norm("" if self._is_across else flow.tenant, flow.app, progress.stage)
@@ -100,13 +100,13 @@ class Wsc(CounterOrder):
         if not final and service.output < progress.output_tokens_expected:
             service = ServiceTokens(service.prompt, round(progress.output_tokens_expected), service.cached)
         prompt = round(charged_input(service, self._cached_weight)) if service.cached else service.prompt
-        worth = self.profiles.worth(prompt, min(request.system_tokens, prompt), service.output)
-        normalised = worth / progress.norm
+        cost = self.profiles.cost(prompt, min(request.system_tokens, prompt), service.output)
+        normalised = cost / progress.norm
         self._backlog.charge(request, normalised if self._is_across else self._cost(service), normalised)
         if final:
             self._end(request, service, now)
 
     def learn(self, request: Request, service: ServiceTokens, now: float) -> None:
         flow = request.flow
-        worth = self.profiles.worth(service.prompt, min(request.system_tokens, service.prompt), service.output)
-        self.profiles.learn("" if self._is_across else flow.tenant, flow.app, request.progress.stage, worth)
+        cost = self.profiles.cost(service.prompt, min(request.system_tokens, service.prompt), service.output)
+        self.profiles.learn("" if self._is_across else flow.tenant, flow.app, request.progress.stage, cost)

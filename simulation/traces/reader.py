@@ -20,7 +20,7 @@ from policies.orders.cost import LinearCost
 from policies.request import ServiceTokens
 from simulation.run import Arrival
 from simulation.traces.lines import TraceError, csv_rows, place_of, read_lines, readable_bytes, required_columns
-from simulation.traces.rows import AccessLogLine, Plain, TracedRequest, TraceLine
+from simulation.traces.rows import AccessLogLine, PlainCsvLine, TracedRequest, TraceLine
 
 HELD_MAX = 1_000_000
 """Requests held until their turn, where lines are not in order of arrival."""
@@ -219,7 +219,7 @@ class Trace:
     def _own_format(self, path: Path) -> type[TraceLine]:
         """Return the access log if one of the first lines is JSON, else the table. A log may begin with other lines."""
         first = islice(self._lines(path), FOREIGN_LINES_MAX)
-        return AccessLogLine if any(line.startswith("{") for _, line in first) else Plain
+        return AccessLogLine if any(line.startswith("{") for _, line in first) else PlainCsvLine
 
 
 class _MeanAnswers:

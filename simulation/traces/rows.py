@@ -92,10 +92,11 @@ class TraceLine(Struct, kw_only=True):
 
 
 def _name_or(name: Id, otherwise: str) -> str:
+    """Return the name as text, or `otherwise` for an absent or empty name."""
     return otherwise if name is None or name == "" else str(name)
 
 
-class Plain(TraceLine):
+class PlainCsvLine(TraceLine):
     """A row of a plain CSV table of requests: time and token counts, and optionally the names of the flow."""
 
     format = "csv"

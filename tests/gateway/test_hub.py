@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 
 from gateway.config.model import Config
 from gateway.operator.merged_metrics import merged
-from gateway.process.hub import go_on
+from gateway.process.hub import continue_quotas
 from gateway.process.supervisor import unix_listener
 from gateway.storage.hub.exchange_server import CONNECTIONS_PER_WORKER, ExchangeServer
 from gateway.storage.hub.hub_store import HubStore
@@ -118,7 +118,7 @@ async def test_a_longer_limit_goes_on_from_what_was_used_before(
     add(database, Batch("before", 1, {(int(time.time()) // 3600, "spent", "", "", "", ""): tally}), int(time.time()))
     database.close()
     async with run_directory() as (found, server), simulated(time_scale=0) as sim:
-        await go_on(config, server, is_first=True)
+        await continue_quotas(config, server, is_first=True)
         async with (
             start(sim.url, worker_slot=WorkerSlot(0, found), tenants=named, groups=groups, usage=url) as first,
             start(sim.url, worker_slot=WorkerSlot(1, found), tenants=named, groups=groups, usage=url) as second,

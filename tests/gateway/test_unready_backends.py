@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from backends.engines.vllm import VllmAdapter
-from backends.health import Standstill
+from backends.health import StandstillDetector
 from backends.simulated.engine_model import EngineModel, EngineRequest
 from backends.simulated.simulated_server import render
 from gateway.pool.backend import Backend
@@ -284,7 +284,7 @@ async def test_what_the_engine_defers_keeps_nothing_back(start: Starter, monkeyp
 def test_what_only_waits_inside_it_is_a_standstill_too() -> None:
     """As vLLM does that defers requests until none can run."""
     page = b"vllm:num_requests_running 0\nvllm:num_requests_waiting %d\nvllm:generation_tokens_total 7\n"
-    standstill = Standstill(10.0)
+    standstill = StandstillDetector(10.0)
     for second in range(20):
         found = VllmAdapter().snapshot((page % (1 + second)).decode(), float(second))
         assert found is not None
@@ -296,7 +296,7 @@ def test_what_only_waits_inside_it_is_a_standstill_too() -> None:
 @pytest.mark.parametrize("batched_tokens", [512, 2048])
 def test_a_long_prompt_is_none(batched_tokens: int) -> None:
     profile = replace(SMALL, max_num_batched_tokens=batched_tokens, max_model_len=16_000, per_prefill_token_s=1e-2)
-    engine, standstill, now = EngineModel(profile), Standstill(2 * batched_tokens * 1e-2), 0.0
+    engine, standstill, now = EngineModel(profile), StandstillDetector(2 * batched_tokens * 1e-2), 0.0
     engine.submit(EngineRequest("long", prompt_tokens=15_000, output_tokens=3), now)
     steps = 0
     while engine.has_work:

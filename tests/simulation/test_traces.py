@@ -14,10 +14,10 @@ from policies.request import Claim, Flow
 from simulation.run import Arrival
 from simulation.traces.lines import TraceError
 from simulation.traces.reader import Trace
-from simulation.traces.rows import AccessLogLine, Plain
+from simulation.traces.rows import AccessLogLine, PlainCsvLine
 from tests.kit.access_logs import LINE, logged, write
 
-FORMATS = {row.format: row for row in (AccessLogLine, Plain, *public_traces.PUBLIC_ROWS)}
+FORMATS = {row.format: row for row in (AccessLogLine, PlainCsvLine, *public_traces.PUBLIC_ROWS)}
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 
 

@@ -73,7 +73,7 @@ class OverloadConfig(Section):
 
 @settings_from(Ceilings)
 class CeilingsConfig(Section):
-    """Allowance of one of them within the window while a pool is overloaded: numbers, or auto."""
+    """Allowance of each user or app within the window while a pool is overloaded: numbers, or auto."""
 
 
 @settings_from(ThrottleSettings)

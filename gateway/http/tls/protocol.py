@@ -36,7 +36,16 @@ class TlsProtocol(asyncio.Protocol):
     with a malformed request; a client that only connects and goes is not.
     """
 
-    __slots__ = ("_arrived", "_connection", "_is_agreed", "_is_agreeing", "_seal", "_sealed", "_server", "_wire")
+    __slots__ = (
+        "_arrived",
+        "_connection",
+        "_is_established",
+        "_is_in_handshake",
+        "_seal",
+        "_sealed",
+        "_server",
+        "_wire",
+    )
 
     def __init__(self, server: ServerState, context: ssl.SSLContext) -> None:
         self._server = server
@@ -44,8 +53,8 @@ class TlsProtocol(asyncio.Protocol):
         self._sealed = ssl.MemoryBIO()
         self._seal = context.wrap_bio(self._arrived, self._sealed, server_side=True)
         self._connection = Connection(server)
-        self._is_agreed = False
-        self._is_agreeing = False
+        self._is_established = False
+        self._is_in_handshake = False
         """Whether a handshake has begun and has not ended."""
 
     # asyncio.Protocol
@@ -56,17 +65,17 @@ class TlsProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._arrived.write(data)
-        if not self._is_agreed and not self._wire.is_closing():
-            self._agree()
-        if self._is_agreed:
-            self._read(self._connection)
+        if not self._is_established and not self._wire.is_closing():
+            self._continue_handshake()
+        if self._is_established:
+            self._decrypt(self._connection)
 
     def eof_received(self) -> None:
-        self._is_agreeing = False
+        self._is_in_handshake = False
         self._connection.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._is_agreeing and exc is None:
+        if self._is_in_handshake and exc is None:
             self._refuse(ApiError(Reason.CLIENT_TOO_SLOW, "TLS was not agreed on in time."))
         self._connection.connection_lost(exc)
 
@@ -76,9 +85,10 @@ class TlsProtocol(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._connection.resume_writing()
 
-    def _agree(self) -> None:
+    def _continue_handshake(self) -> None:
+        """Take the next step of the handshake. Refuse the client if the handshake fails."""
         fault: ssl.SSLError | None = None
-        self._is_agreeing = True
+        self._is_in_handshake = True
         try:
             self._seal.do_handshake()
         except ssl.SSLWantReadError:
@@ -86,12 +96,13 @@ class TlsProtocol(asyncio.Protocol):
         except ssl.SSLError as error:
             fault = error
         else:
-            self._is_agreed, self._is_agreeing = True, False
+            self._is_established, self._is_in_handshake = True, False
         self._wire.write(self._sealed.read())  # after a fault the alert that says why
         if fault is not None:
             self._refuse(ApiError(Reason.MALFORMED_HTTP, f"TLS was not agreed on: {what_failed(fault)}."))
 
-    def _read(self, connection: Connection) -> None:
+    def _decrypt(self, connection: Connection) -> None:
+        """Hand the content of all complete records to the connection."""
         pieces: list[bytes] = []
         has_ended = False
         try:
@@ -152,14 +163,14 @@ class TlsTransport(asyncio.Transport):
 
     def write_eof(self) -> None:
         """End TLS, but not the wire's sending side: some clients drop unread data when that ends."""
-        self._end()
+        self._send_end()
 
     def close(self) -> None:
         if not self._wire.is_closing():
-            self._end()
+            self._send_end()
         self._wire.close()
 
-    def _end(self) -> None:
+    def _send_end(self) -> None:
         """Send TLS's end, which shows that nothing is missing."""
         try:
             self._seal.unwrap()

@@ -100,7 +100,7 @@ def sums(sample: PoolSample, since_s: float, until_s: float) -> dict[str, Tenant
         if end.pool != sample.pool:
             continue
         usual.note(end.tenant, end.service)
-        one = found.get(end.tenant) or _new(found, end.tenant, end.weight)
+        one = found.get(end.tenant) or _add_tenant(found, end.tenant, end.weight)
         one.received += end.service * part_within(since_s, until_s, end.dispatched_s, end.ended_s)
         if end.dispatched_s - end.queue_s < until_s < end.dispatched_s:
             one.waiting += end.service
@@ -116,7 +116,7 @@ def sums(sample: PoolSample, since_s: float, until_s: float) -> dict[str, Tenant
             one.first_tokens_s.append(end.first_token_s)
     for each in sample.running:
         name = payer(each.tenant)
-        one = found.get(name) or _new(found, name, each.weight)
+        one = found.get(name) or _add_tenant(found, name, each.weight)
         one.weight = each.weight
         one.running_requests += 1
         one.received += each.service * part_within(since_s, until_s, each.dispatched_s, sample.now)
@@ -124,7 +124,7 @@ def sums(sample: PoolSample, since_s: float, until_s: float) -> dict[str, Tenant
             one.waiting += each.service
     for leaf, waiting in sample.waiting.items():
         name = payer(leaf)
-        one = found.get(name) or _new(found, name, waiting.weight)
+        one = found.get(name) or _add_tenant(found, name, waiting.weight)
         one.weight = waiting.weight
         one.queued_requests += waiting.requests
         one.oldest_s = min(one.oldest_s, waiting.oldest_s)
@@ -136,7 +136,7 @@ def sums(sample: PoolSample, since_s: float, until_s: float) -> dict[str, Tenant
     return found
 
 
-def _new(found: dict[str, TenantSums], name: str, weight: float) -> TenantSums:
+def _add_tenant(found: dict[str, TenantSums], name: str, weight: float) -> TenantSums:
     """Add the sums of a tenant."""
     found[name] = one = TenantSums(weight)
     return one

@@ -27,7 +27,7 @@ RETRY_S: Final = 1.0
 
 
 class PrefixBroadcast:
-    """Publishes the prompts that this gateway has sent (`report`), and applies those that others publish (`listen`)."""
+    """Publisher of the prompts that this gateway has sent (`report`), and subscriber to those of others (`listen`)."""
 
     def __init__(self, store: Store, pool: str, dispatcher: Dispatcher) -> None:
         self._pool = pool
@@ -46,24 +46,25 @@ class PrefixBroadcast:
             self._wakes.set()
 
     async def report(self) -> None:
-        """Send one report when there is something to report."""
+        """Wait until there is something to publish, publish it, and wait for `INTERVAL_S`."""
         await self._wakes.wait()
         self._wakes.clear()
         try:
             await self._store.publish(self._pool, _encode(self._shared.report()))
         except StoreError as error:
-            self._note(error)
+            self._log_refusal(error)
         await asyncio.sleep(INTERVAL_S)
 
     async def listen(self) -> None:
-        """Listen until the subscription ends, and wait a second."""
+        """Apply the reports of others until the subscription ends, then wait for `RETRY_S`."""
         try:
-            await self._store.subscribe(self._pool, self._take)
+            await self._store.subscribe(self._pool, self._apply)
         except StoreError as error:
-            self._note(error)
+            self._log_refusal(error)
         await asyncio.sleep(RETRY_S)
 
-    def _take(self, content: bytes) -> None:
+    def _apply(self, content: bytes) -> None:
+        """Apply another gateway's report. Warn once of a report that cannot be read."""
         try:
             is_applied = self._shared.receive(_decode(content))
         except ValueError:
@@ -75,7 +76,7 @@ class PrefixBroadcast:
                 self._pool,
             )
 
-    def _note(self, error: StoreError) -> None:
+    def _log_refusal(self, error: StoreError) -> None:
         """Log a refusal once. The store itself logs its failures."""
         if isinstance(error, StoreRefused) and not self._is_refused:
             self._is_refused = True

@@ -60,29 +60,29 @@ class BatchApi:
         tenant, keep_days = context.tenant, self._limits.keep_days
         match [context.method, *context.path.split("/")[2:]]:
             case ["POST", "files"]:
-                return (await self._take_file(context)).shown(keep_days)
+                return (await self._upload(context)).shown(keep_days)
             case [_, "files"]:
-                asked, limit = _asked(context, FILES_LISTED_MAX, FILES_LISTED_MAX)
+                asked, limit = _list_query(context, FILES_LISTED_MAX, FILES_LISTED_MAX)
                 order, than, first = ("ASC", ">", "file-") if asked.get("order") == "asc" else ("DESC", "<", "file-z")
                 which = f"purpose LIKE %s AND id {than} %s ORDER BY id {order} LIMIT %s"
                 values = (asked.get("purpose", "%"), asked.get("after", first), limit + 1)
                 found = await self._do(tenant, tables.files, tenant, now_s(), which, values)
                 return listed([file.shown(keep_days) for file in found], limit)
             case [_, "files", file, "content"]:
-                await self._send(context, await self._file(tenant, file))
+                await self._send_content(context, await self._find_file(tenant, file))
                 return None
             case ["DELETE", "files", file]:
-                await self._file(tenant, file)
+                await self._find_file(tenant, file)
                 if batch := await self._do(tenant, tables.hide_file, tenant, file):
-                    raise _wrong(f"{batch} is not over and reads this file; cancel it first", "file_id")
+                    raise _invalid(f"{batch} is not over and reads this file; cancel it first", "file_id")
                 await asyncio.shield(self.tasks.start(self._delete(tenant, file)))
                 return {"id": file, "object": "file", "deleted": True}
             case [_, "files", file]:
-                return (await self._file(tenant, file)).shown(keep_days)
+                return (await self._find_file(tenant, file)).shown(keep_days)
             case ["POST", "batches"]:
-                return await self._make(context)
+                return await self._create_batch(context)
             case [_, "batches"]:
-                asked, limit = _asked(context, 20, LISTED_MAX)
+                asked, limit = _list_query(context, 20, LISTED_MAX)
                 page = "id < %s ORDER BY id DESC LIMIT %s", (asked.get("after", "batch_z"), limit + 1)
                 return listed(await self._do(tenant, tables.batches, tenant, *page), limit)
             case ["POST", _, batch, _]:
@@ -94,54 +94,55 @@ class BatchApi:
             return shown
         raise ApiError(Reason.NOT_FOUND, f"you have no batch '{batch[:100]}'", param="batch_id")
 
-    async def _file(self, tenant: str, file: str, param: str = "file_id") -> StoredFile:
+    async def _find_file(self, tenant: str, file: str, param: str = "file_id") -> StoredFile:
+        """Return a file of the tenant. Raise `ApiError` 404 if the tenant has none of this id."""
         for found in await self._do(tenant, tables.files, tenant, now_s(), "id = %s", (storable(file),)):
             return found
         raise ApiError(Reason.NOT_FOUND, f"you have no file '{file[:100]}'", param=param)
 
     async def _delete(self, tenant: str, file: str) -> None:
-        """Delete a hidden file. After a fault, the rest is forgotten later."""
+        """Delete a hidden file, some lines at a time. After a fault the batch lane deletes the rest."""
         with suppress(StoreUnavailable):
             while await self._do(tenant, tables.delete_some, file):
                 pass
 
-    async def _take_file(self, context: RequestContext) -> StoredFile:
-        """Store an uploaded file."""
+    async def _upload(self, context: RequestContext) -> StoredFile:
+        """Store the file of an upload form, and return its entry."""
         body, limits = context.body, self._limits
         parts = {part.name: part for part in read_parts(body, header_of(context.headers, b"content-type"))[0]}
         file, purpose = parts.get("file"), parts.get("purpose")
         if purpose is None or body[purpose.begin : purpose.end] != b"batch":
-            raise _wrong("files are kept for batches only: the purpose should be 'batch'", "purpose")
+            raise _invalid("files are kept for batches only: the purpose should be 'batch'", "purpose")
         if file is None:
-            raise _wrong("the form has no file", "file")
+            raise _invalid("the form has no file", "file")
         content = body[file.begin : file.end]
         context.body = b""
         if content.count(b"\n") >= limits.lines_max + content.endswith(b"\n"):
-            raise _wrong(f"the file has more than {limits.lines_max} lines", "file")
+            raise _invalid(f"the file has more than {limits.lines_max} lines", "file")
         name = storable(file.file_name)[:255] or "file"
         begun_s, expiry = now_s(), _expiry({name: body[part.begin : part.end] for name, part in parts.items()})
         stored = StoredFile(
             new_id("file-"), "batch", name, len(content), begun_s, begun_s + expiry.seconds if expiry else 0
         )
         try:
-            await self._store(context.tenant, stored, BytesIO(content))
+            await self._store_lines(context.tenant, stored, BytesIO(content))
         except BaseException:  # even if the client went away: no incomplete file stays
             self.tasks.start(self._delete(context.tenant, stored.id))
             raise
         return stored
 
-    async def _store(self, tenant: str, file: StoredFile, content: BytesIO) -> None:
+    async def _store_lines(self, tenant: str, file: StoredFile, content: BytesIO) -> None:
         if why := await self._do(tenant, tables.begin_file, tenant, file, self._limits):
-            raise _wrong(why, "file")
+            raise _invalid(why, "file")
         rows, n = [(0, b"")], 0
         while rows:
             rows = list(enumerate(content.readlines(tables.PAGE_BYTES), n + 1))
             for n, line in rows:
                 if len(line) > self._line_bytes_max:
-                    raise _wrong(f"line {n} has more than {self._line_bytes_max} bytes", "file")
+                    raise _invalid(f"line {n} has more than {self._line_bytes_max} bytes", "file")
             await self._do(tenant, tables.add_lines, file.id, rows, is_last=not rows)
 
-    async def _send(self, context: RequestContext, file: StoredFile) -> None:
+    async def _send_content(self, context: RequestContext, file: StoredFile) -> None:
         """Send a file's content, as fast as the client takes it."""
         responder, may_write, last, tenant = context.responder, asyncio.Event(), 0, context.tenant
         may_write.set()
@@ -157,19 +158,19 @@ class BatchApi:
                 await may_write.wait()
         responder.end()
 
-    async def _make(self, context: RequestContext) -> dict[str, Any]:
-        """Create a batch."""
+    async def _create_batch(self, context: RequestContext) -> dict[str, Any]:
+        """Create a batch, and return it as the client sees it."""
         if len(context.body) > NEW_BATCH_BYTES_MAX:
             raise ApiError(Reason.BODY_TOO_LARGE, f"at most {NEW_BATCH_BYTES_MAX} bytes describe a batch")
         try:
             asked = msgspec.json.decode(context.body, type=NewBatch)
         except UNREADABLE as error:
-            raise _wrong(str(error), None) from None
+            raise _invalid(str(error), None) from None
         fields = [(name, value) for name, value in context.headers if name in PASSED_ON]
         app = dict(reversed(fields)).get(PASSED_ON[0])
         context.principal.app(app.decode("utf-8", "replace") if app else None)
-        if (await self._file(context.tenant, asked.input_file_id, "input_file_id")).purpose != "batch":
-            raise _wrong("the purpose of the file should be 'batch'", "input_file_id")
+        if (await self._find_file(context.tenant, asked.input_file_id, "input_file_id")).purpose != "batch":
+            raise _invalid("the purpose of the file should be 'batch'", "input_file_id")
         made, caller = new_batch(asked, now_s()), write_caller(context.principal, fields)
         if not await self._do(context.tenant, tables.add_batch, context.tenant, made, caller, self._limits.batches_max):
             message = f"{self._limits.batches_max} of your batches are not over, and no more may be; come back later"
@@ -178,15 +179,15 @@ class BatchApi:
         return made
 
 
-def _asked(context: RequestContext, default: int, most: int) -> tuple[dict[str, str], int]:
+def _list_query(context: RequestContext, default: int, most: int) -> tuple[dict[str, str], int]:
     """Return the query's fields and the number of entries that it asks for."""
     asked = dict(parse_qsl(context.head.query.decode("latin-1")))
     for name, value in asked.items():
         if storable(value) != value:
-            raise _wrong(f"{name[:100]} holds a character that no id has", name[:100])
+            raise _invalid(f"{name[:100]} holds a character that no id has", name[:100])
     limit = asked.get("limit", str(default))
     if not limit.isdecimal() or len(limit) > len(str(most)) or not 1 <= int(limit) <= most:
-        raise _wrong(f"limit should be a number from 1 to {most}", "limit")
+        raise _invalid(f"limit should be a number from 1 to {most}", "limit")
     return asked, int(limit)
 
 
@@ -196,7 +197,7 @@ def _expiry(form: dict[str, bytes]) -> Expiry | None:
     try:
         return msgspec.convert(given, Expiry, strict=False) if given else None
     except msgspec.ValidationError as error:
-        raise _wrong(f"expires_after: {error}", "expires_after") from None
+        raise _invalid(f"expires_after: {error}", "expires_after") from None
 
 
 def now_s() -> int:
@@ -204,5 +205,5 @@ def now_s() -> int:
     return int(time.time())
 
 
-def _wrong(what: str, param: str | None) -> ApiError:
+def _invalid(what: str, param: str | None) -> ApiError:
     return ApiError(Reason.INVALID_REQUEST, what, param=param)

@@ -1,4 +1,4 @@
-"""WSC and FairServe: what calls are worth, what each counts, who goes first, and how far ahead."""
+"""WSC and FairServe: what calls cost, what each counts, who goes first, and how far ahead."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.policies.orders.claims import knows, pop
 LEARNED = 4 * ENOUGH
 
 
-# --- what a call is worth ---
+# --- what a call costs ---
 
 
 def taught(worths: dict[tuple[str, str, int], float], profiles: CostProfiles | None = None) -> CostProfiles:
     profiles = CostProfiles() if profiles is None else profiles
     for _ in range(LEARNED):
-        for (scope, app, stage), worth in worths.items():
-            profiles.learn(scope, app, stage, worth)
+        for (scope, app, stage), cost in worths.items():
+            profiles.learn(scope, app, stage, cost)
     return profiles
 
 
@@ -53,22 +53,22 @@ def test_tenants_do_not_teach_each_other() -> None:
 
 
 def test_equation_2_with_the_constants_as_printed() -> None:
-    assert CostProfiles().worth(100, 30, 7) == 1 * 70 + 2 * 30 + 1 * 7
-    assert CostProfiles((1.0, 1.0, 2.0)).worth(100, 30, 7) == 70 + 30 + 14
+    assert CostProfiles().cost(100, 30, 7) == 1 * 70 + 2 * 30 + 1 * 7
+    assert CostProfiles((1.0, 1.0, 2.0)).cost(100, 30, 7) == 70 + 30 + 14
 
 
 def test_a_young_population_is_its_mean() -> None:
     profiles = CostProfiles()
-    for worth in [100.0] * ENOUGH + [200.0] * (20 - ENOUGH):
-        profiles.learn("scope", "app", 1, worth)
+    for cost in [100.0] * ENOUGH + [200.0] * (20 - ENOUGH):
+        profiles.learn("scope", "app", 1, cost)
     assert profiles.norm("scope", "app", 1) == pytest.approx((100.0 * ENOUGH + 200.0 * (20 - ENOUGH)) / 20)
 
 
 def test_of_two_gateways_the_one_that_has_seen_more_is_believed() -> None:
     few, many = CostProfiles(), CostProfiles()
-    for profiles, number, worth in ((few, ENOUGH, 50.0), (many, 5 * ENOUGH, 1000.0)):
+    for profiles, number, cost in ((few, ENOUGH, 50.0), (many, 5 * ENOUGH, 1000.0)):
         for _ in range(number):
-            profiles.learn("t", "app", 1, worth)
+            profiles.learn("t", "app", 1, cost)
     of_few = few.snapshot()
     few.adopt(few.read(many.snapshot()))
     many.adopt(many.read(of_few))
