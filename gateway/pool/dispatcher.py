@@ -154,7 +154,7 @@ class Dispatcher:
                 exchange.refused(decision)
 
     def _set_timer(self) -> None:
-        """Set the timer to the next time at which the engine may decide without an event."""
+        """Set the timer to the engine's next wakeup, at most `TIMER_S_MAX` from now. Do nothing if there is none."""
         wakeup_s = self.engine.next_wakeup()
         if wakeup_s is not None:
             delay_s = min(max(0.0, wakeup_s - self.clock()), TIMER_S_MAX)

@@ -341,7 +341,7 @@ class Gateway:
             self._server.state.set(server_limits(config), TrustedProxies(config.trusted_proxies))
         if self._certificates is not None and config.tls is not None and config.tls != before.tls:
             self._certificates.set(config.tls.context, config.tls.files)
-        self._turn_away_revoked()
+        self._reject_revoked()
         if self.store is not None:
             self.store.pools = deployments_of(config)
         if self.usage is not None and first is not None:
@@ -361,9 +361,9 @@ class Gateway:
 
     def _learn(self, quotas: Mapping[str, ModelQuotasConfig]) -> None:
         self.shared.set_issued_quotas(quotas)
-        self._turn_away_revoked()
+        self._reject_revoked()
 
-    def _turn_away_revoked(self) -> None:
+    def _reject_revoked(self) -> None:
         if self._pipeline is not None:
             waiting = [each for pool in self._pools.with_leaving() for each in pool.dispatcher.exchanges()]
             self._pipeline.reject_revoked(waiting)

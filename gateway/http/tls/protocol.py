@@ -37,15 +37,8 @@ class TlsProtocol(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_arrived",
-        "_connection",
-        "_is_established",
-        "_is_in_handshake",
-        "_seal",
-        "_sealed",
-        "_server",
-        "_wire",
-    )
+        "_arrived", "_connection", "_is_established", "_is_in_handshake", "_seal", "_sealed", "_server", "_wire",
+    )  # fmt: skip
 
     def __init__(self, server: ServerState, context: ssl.SSLContext) -> None:
         self._server = server
