@@ -77,6 +77,7 @@ class Exchange(Relay):
         self._begin_answer()
 
     def _begin_answer(self) -> None:
+        """Prepare for an answer from its beginning."""
         self._meter: StreamMeter | None = None
         self._held: list[bytes] = []
         self._held_bytes_max = self._pool.response_buffer_bytes_max
@@ -252,6 +253,7 @@ class Exchange(Relay):
         return False
 
     def _complete_stream(self, meter: StreamMeter) -> None:
+        """End a stream: complete, with the error inside it, or broken off if its end is missing."""
         rest = meter.flush()
         if not self.context.relays and self._is_refused_in_stream(meter):
             return
@@ -320,6 +322,7 @@ class Exchange(Relay):
         self._held, self._held_bytes = [], 0
 
     def _complete_body(self) -> None:
+        """End an answer in one piece: judge it, send it if it was held, and settle."""
         if self._finder is not None:
             if self._ending.is_missing:
                 self._break_off_truncated("ended an answer before its end")
@@ -379,6 +382,7 @@ class Exchange(Relay):
             self._pool.dispatcher.failed(self.request.id, failure, None, again_s)
 
     def _settle(self, usage: Usage | None, counted: int, awaits_more: bool | None, name: str, keys: AnswerKeys) -> None:
+        """End with a complete answer: learn from it, and report its service. `counted`: tokens counted here."""
         self._pool.answered(self.backend, self.context.tenant)
         service = self._believed(usage, counted)
         request, payload = self.request, self.context.payload
@@ -412,6 +416,7 @@ class Exchange(Relay):
         return ServiceTokens(service.prompt, max(service.output, counted), service.cached)
 
     def _believed(self, usage: Usage | None, counted: int) -> ServiceTokens:
+        """Return the service to charge, by the engine's usage and the gateway's own count (`account.believed`)."""
         context = self.context
         context_tokens = self._pool.context_tokens_max(context.payload.model)
         return believed(usage, counted, self.request, context.payload, context.route, context_tokens)
@@ -424,5 +429,6 @@ class Exchange(Relay):
         self._pool.ended(self.context)
 
     def _visible_error(self, error: ApiError) -> None:
+        """Send an error to the client, inside the answer if that has begun."""
         meter, context = self._meter, self.context
         context.error(error, is_within=context.relays and (meter is None or meter.is_amid_event))

@@ -146,6 +146,7 @@ class Pipeline:
         return None
 
     def _public_file(self, request: RequestContext) -> tuple[int, list[Header], bytes]:
+        """Return the answer with a public file. Raise `ApiError` 404 for an unknown path."""
         found = self.files.get(request.path)
         if found is None:
             raise ApiError(Reason.NOT_FOUND, f"there is no file {request.path[:200]}")
@@ -187,9 +188,11 @@ class Pipeline:
         self.ended(context, outcome, error.code.value)
         context.error(error, is_within=True)
 
-    def ask(self, context: RequestContext, responder: Responder) -> None:
-        """Handle a request of a batch, whose principal is known. Refuse the request if its key has expired. An
-        expired token does not matter: it only had to prove the author when the batch was created."""
+    def handle_batched(self, context: RequestContext, responder: Responder) -> None:
+        """Handle a request of a batch, whose principal is known. Refuse the request if its key has expired.
+
+        An expired token does not matter, because the token proved its owner when the batch was created.
+        """
         context.route = self._routes.find(context.method, context.path)
         error = expired(context.principal, time.time())
         if error is None:
@@ -198,7 +201,7 @@ class Pipeline:
             context.arrived(responder, time.monotonic())
             self.failed(context, error)
 
-    def why_not(self, principal: Principal, model: str) -> ApiError | None:
+    def model_error(self, principal: Principal, model: str) -> ApiError | None:
         """Return the error of a caller that can never ask for this model. Return None if the caller may ask for it, now
         or once engines report their models."""
         try:
@@ -333,6 +336,7 @@ class Pipeline:
                 each.reject(refusal_error(Reject(each.request.id, Refusal.NO_BACKEND, 1.0), pool.again_s()))
 
     def _pool_of(self, model: str) -> Pool | None:
+        """Return the pool that has listed the model, or None."""
         pool = self._pool_of_model.get(model)
         if pool is None:
             # A configured model goes before an adapter of that name.
@@ -356,6 +360,7 @@ class Pipeline:
         return pool
 
     def _not_served(self, model: str) -> ApiError:
+        """Return the error for a model that no pool has listed."""
         unknown = [candidate for candidate in self._pools if not candidate.models()]
         if unknown:
             # These engines have not reported their models; they are down, or have just been started.
@@ -374,6 +379,7 @@ class Pipeline:
     # --- requests that do not ---
 
     def _pass_through(self, context: RequestContext, payload: Payload | None) -> PassThrough:
+        """Return the exchange of a request that needs no admission, with the engines to try."""
         if id := self._routes.response_id(context.path):
             keeper, stored = self._pool_of_response(context, id)
             context.model = stored.model

@@ -116,6 +116,7 @@ class LogWriter:
             logger.warning("the %s was removed while it was open: it goes on in a new %s", self._what, self._path)
 
     def _write(self, lines: bytes) -> None:
+        """Write all bytes, however long the reader takes. Raise OSError."""
         for piece in _pipe_writes(lines) if self._is_pipe else (lines,):
             at = 0
             while at < len(piece):
@@ -129,6 +130,7 @@ class LogWriter:
                             raise
 
     def _report_lost(self) -> None:
+        """Log the number of lines lost since the last report."""
         if self._taken_bytes - self._done_bytes > BUFFER_BYTES_MAX / 2:
             return  # the warning may itself be one of these lines, and needs room
         lost = self.lines_lost - self._reported

@@ -219,8 +219,8 @@ class BatchDriver:
         begins."""
         lane, endpoint = self._lane, self._entry["endpoint"]
         async with lane.checking:
-            why_not = partial(lane.pipeline.why_not, self._principal)
-            checks = Checks(self._batch, endpoint, why_not)
+            model_error = partial(lane.pipeline.model_error, self._principal)
+            checks = Checks(self._batch, endpoint, model_error)
             async for page in self._pages():
                 checks.take(page)
                 self._done_with(sum([len(text) for _, text in page]))

@@ -184,15 +184,15 @@ def read_line(text: bytes) -> StoredLine:
 class Checks:
     """The faults found in a file's lines, which are added in order by `take`."""
 
-    def __init__(self, batch: str, endpoint: str, why_not: Callable[[str], ApiError | None]) -> None:
-        """Create checks without faults. `why_not` returns the error of a model that cannot be asked, or None."""
+    def __init__(self, batch: str, endpoint: str, model_error: Callable[[str], ApiError | None]) -> None:
+        """Create checks without faults. `model_error` returns the error of a model that cannot be asked, or None."""
         self.total = 0
         self.faults: list[dict[str, Any]] = []
         self.unanswered_bytes = 0
         """Bytes of the results if no request is answered."""
         self._batch = batch
         self._endpoint = endpoint
-        self._why_not = cache(why_not)
+        self._model_error = cache(model_error)
         self._seen: set[int] = set()
         """Hashes of the ids seen, which are smaller than the ids."""
 
@@ -216,7 +216,7 @@ class Checks:
                 self.fault(n, "mismatched_url", f"the url should be that of the batch, {self._endpoint}", "url")
             if line.body.stream:
                 self.fault(n, "invalid_request", "the answers of a batch are not streamed", "body.stream")
-            if (unserved := self._why_not(line.body.model)) is not None:
+            if (unserved := self._model_error(line.body.model)) is not None:
                 self.fault(n, unserved.code.value, unserved.message, "body.model")
             self._seen.add(identity)
             self.unanswered_bytes += len(not_asked(f"{self._batch}-{n}", line.custom_id, _LONGEST))

@@ -81,7 +81,7 @@ class StoredRequest(asyncio.Transport):
         """Run the request. Return the status, the seconds until a retry (0 if the answer names none) and the body."""
         self.context.comes_from(principal)
         try:
-            pipeline.ask(self.context, self._responder)
+            pipeline.handle_batched(self.context, self._responder)
             await self._done
         finally:
             self._responder.disconnected()
