@@ -354,3 +354,13 @@ def test_an_engine_that_reports_no_slots_does_not_report_them() -> None:
     start(ledger, make_request())
     assert ledger.slots.known() is None
     assert ledger.kv_fraction() == 1 / FIRST_SLOTS
+
+
+def test_the_prefill_and_the_kv_of_what_is_preempted_are_room_for_another_prompt() -> None:
+    ledger, large = engine(kv=20_000), make_request(prompt=12_000)
+    lease = start(ledger, make_request(prompt=12_000), started=False)
+    assert ledger.fits_without(large, [lease])
+    assert not ledger.fits_without(large, [])
+    ledger.started(lease, 0.0)
+    assert ledger.fits_without(large, [lease])
+    assert not ledger.fits_without(large, []), "no prompt is processed, but the cache has no room for both"
