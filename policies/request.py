@@ -174,7 +174,7 @@ class State(StrEnum):
     ENDED = "ended"
 
 
-class Placed(StrEnum):
+class PlacementReason(StrEnum):
     """The reason for the choice of a request's engine."""
 
     ONLY = "only"
@@ -262,7 +262,7 @@ class Progress:
     norm: float = 0.0
     cached_blocks: int = 0
     cached_tokens: int = 0
-    placed: Placed | None = None
+    placed: PlacementReason | None = None
     engine: str = ""
     order: Any = None
     interaction: Interaction | None = None

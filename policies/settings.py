@@ -37,7 +37,7 @@ class Setting(NamedTuple):
         )
 
 
-class Contradiction(ValueError):
+class SettingError(ValueError):
     """The error that setting `field` is out of its bounds, or contradicts another setting of its struct."""
 
     def __init__(self, field: str, message: str) -> None:
@@ -59,8 +59,8 @@ def settings_of(struct: type) -> dict[str, Setting]:
 
 
 def check_bounds(struct: Any) -> None:
-    """Raise Contradiction if a number in this struct is out of its bounds."""
+    """Raise SettingError if a number in this struct is out of its bounds."""
     for name, one in settings_of(type(struct)).items():
         value = getattr(struct, name)
         if value is not None and not one.allows(value):
-            raise Contradiction(name, f"{name} is {value}, which is out of its bounds")
+            raise SettingError(name, f"{name} is {value}, which is out of its bounds")

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import InitErrorDetails
 
 from gateway.config.checks import fault
-from policies.settings import Contradiction, Setting, settings_of
+from policies.settings import Setting, SettingError, settings_of
 
 AUTO: Final = "auto"
 S = TypeVar("S", bound="Section")
@@ -69,7 +69,7 @@ def settings_from(struct: type) -> Callable[[type[S]], type[S]]:
         def _consistent(made: S) -> S:
             try:
                 filled(struct, made)
-            except Contradiction as error:
+            except SettingError as error:
                 details = InitErrorDetails(type=fault(str(error)), loc=(error.field,), input=None)
                 raise ValidationError.from_exception_data(section.__name__, [details], hide_input=True) from None
             return made

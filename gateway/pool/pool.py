@@ -103,7 +103,7 @@ class Pool:
         self.quotas = shared.quotas
         self.fallback = config.fallback
         """Model of another pool that serves while no backend here is in service."""
-        engine.is_stood_in_for = config.fallback is not None
+        engine.has_fallback = config.fallback is not None
         engine.requests.cold_start.s_max = config.start_s_max
         comment_s = gateway.limits.waiting_comment_s
         if comment_s != (None if self.waiting is None else self.waiting.interval_s):

@@ -12,9 +12,9 @@ from functools import partial
 from math import inf
 from typing import Final, NamedTuple
 
-from policies.admission.decisions import RECENT_MAX, Decision, Dispatch, Recent, Reject
+from policies.admission.decisions import RECENT_MAX, Decision, Dispatch, RecentDecisions, Reject
 from policies.admission.lifecycle import IllegalEvent, UnknownRequest
-from policies.admission.other_gateways import Elsewhere
+from policies.admission.other_gateways import Peers
 from policies.admission.policy import Policy
 from policies.admission.request_ledger import NO_SERVICE, RequestLedger
 from policies.admission.room import PoolRoom
@@ -75,9 +75,9 @@ class Deciding:
         self.working_set = self.requests.working_set
         self.room = PoolRoom(self.backends, self.working_set, shares, self.requests.preemption)
         self.room.follow(policy)
-        self.elsewhere: Elsewhere | None = None
+        self.peers: Peers | None = None
         """The other gateways; None if this gateway is the only one."""
-        self.is_stood_in_for = False
+        self.has_fallback = False
         """A fallback pool takes waiting requests while no engine is in service."""
         self.blocked: Blocked | None = None
         """The next request in order and its obstacles, as of the last event; None if no request waits for room."""
@@ -88,7 +88,7 @@ class Deciding:
         self._leases = self.requests.leases
         self.quotas = quotas
         self.overload = Overload(overload or OverloadSettings())
-        self.recent = Recent(remembered.decisions_max)
+        self.recent = RecentDecisions(remembered.decisions_max)
         self.faults = 0
         """Number of events that have failed half way."""
         self.on_fault: Callable[[Exception, str], None] | None = None
@@ -142,7 +142,7 @@ class Deciding:
 
         `asks`: other gateways are asked before it is queued.
         """
-        victims = self._waiting.giving_way(request, now) if refused is None else None
+        victims = self._waiting.evictions_for(request, now) if refused is None else None
         if victims is None:
             refused = refused or Refused(Refusal.QUEUE_FULL, 0.0)
             self.requests.refused(request, now)
@@ -223,7 +223,7 @@ class Deciding:
             try:
                 popped = self.policy.pop(now, self.room) if self._waiting.requests else None
                 if not isinstance(popped, Selection):
-                    if popped is not None and (aside := requests.set_aside(popped, now, stays=self.is_stood_in_for)):
+                    if popped is not None and (aside := requests.set_aside(popped, now, stays=self.has_fallback)):
                         decisions += [self._reject(one, why, now, CALM) for one, why in aside if why is not None]
                         continue
                     if popped is not None or self.blocked is not None:
@@ -259,8 +259,8 @@ class Deciding:
 
     def _withdraw(self, request: Request, now: float) -> None:
         """Remove a request from the queue without service."""
-        if self.elsewhere is not None and request.progress.state is not State.QUEUED:
-            self.elsewhere.let_go(request)
+        if self.peers is not None and request.progress.state is not State.QUEUED:
+            self.peers.let_go(request)
         self.requests.withdrawn(request, now)
 
     def _reject(self, request: Request, refused: Refused, now: float, pressure: Pressure) -> Reject:

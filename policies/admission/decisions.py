@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from policies.request import Flow, Limit, Placed, Pressure, Refusal, Request, Wait
+from policies.request import Flow, Limit, PlacementReason, Pressure, Refusal, Request, Wait
 
 RECENT_MAX: Final = 4096
 
@@ -75,7 +75,7 @@ class DecisionRecord(NamedTuple):
     """The wait; None if the decision was made at once."""
     stage: int
     inside: bool
-    placed: Placed | None
+    placed: PlacementReason | None
     """Reason for the choice of the engine, if one was chosen."""
     cached_tokens: int
     """Prompt tokens that the engine was expected to have cached."""
@@ -93,7 +93,7 @@ class DecisionRecord(NamedTuple):
         return Flow(self.tenant, self.app, self.user)
 
 
-class Recent:
+class RecentDecisions:
     """The latest decisions, the newest one last.
 
     Each decision is kept as a plain tuple of the fields of `DecisionRecord`, without the request. Tuples save memory
@@ -108,6 +108,7 @@ class Recent:
         self._decided = deque(self._decided, maxlen=min(most, RECENT_MAX))
 
     def note(self, decision: Dispatch | Reject, request: Request, now: float, pressure: Pressure) -> None:
+        """Remember a decision on a request, with the facts of this moment."""
         progress = request.progress
         backend, rejected = (decision.backend, None) if isinstance(decision, Dispatch) else ("", decision)
         about = progress.wait, progress.stage, progress.inside, progress.placed, progress.cached_tokens

@@ -95,10 +95,10 @@ class AdmissionEngine(Deciding):
             if not self.is_served and not self.requests.cold_start.begin(now):
                 lost = Refused(Refusal.NO_BACKEND, self.capacity.retry_backoff_s_max)
                 return self._let_in(request, lost, now, pressure)
-            if self.elsewhere is not None and self.elsewhere.must_ask(request, now, is_calm=pressure is CALM):
+            if self.peers is not None and self.peers.must_ask(request, now, is_calm=pressure is CALM):
                 decisions = self._let_in(request, None, now, pressure, asks=True)
                 if request.progress.state is State.UNDECIDED:
-                    self.elsewhere.ask(self, request)
+                    self.peers.ask(self, request)
                 return decisions
             refused = self.quotas.refusal(request, now) if self.quotas is not None else None
             refused = refused or self.requests.refusal(request, pressure, now)

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from policies.admission.decisions import DecisionRecord, Reject
 from policies.admission.waits import seconds_of
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.request import Flow, Limit, Placed, Pressure, Refusal, Request, State, Wait
+from policies.request import Flow, Limit, PlacementReason, Pressure, Refusal, Request, State, Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,14 @@ SHOWN_S_MIN: Final = 0.001
 AHEAD_SHOWN: Final = 3
 """Tenants that are named; the others are summed up."""
 OF_PLACED: Final = {
-    Placed.ONLY: "no other engine had room",
-    Placed.CACHED: "no engine has more of its prompt cached, and it is done soonest there",
-    Placed.SPREAD: "another engine has more of its prompt cached, but it is done sooner there",
-    Placed.RENDEZVOUS: "no engine has its prompt cached, and prompts that begin like this one go there",
-    Placed.LEAST_LOADED: "it ran least for its size",
-    Placed.PASSED: "it went before the next in order, because of what the engines have cached",
-    Placed.ASSIGNED: "it was assigned there when it came",
-    Placed.TAKEN: "that engine ran nothing, and took it from the queue of another",
+    PlacementReason.ONLY: "no other engine had room",
+    PlacementReason.CACHED: "no engine has more of its prompt cached, and it is done soonest there",
+    PlacementReason.SPREAD: "another engine has more of its prompt cached, but it is done sooner there",
+    PlacementReason.RENDEZVOUS: "no engine has its prompt cached, and prompts that begin like this one go there",
+    PlacementReason.LEAST_LOADED: "it ran least for its size",
+    PlacementReason.PASSED: "it went before the next in order, because of what the engines have cached",
+    PlacementReason.ASSIGNED: "it was assigned there when it came",
+    PlacementReason.TAKEN: "that engine ran nothing, and took it from the queue of another",
 }
 OF_REFUSAL: Final = {
     Refusal.QUEUE_FULL: "the queue is full, and its tenant has at least its fair share of it",

@@ -12,8 +12,8 @@ from policies.request import Refused, Request
 class Rivals(Protocol):
     """Requests that wait at other gateways for the engines of this pool."""
 
-    def has_turn(self, request: Request, now: float) -> bool:
-        """Return whether one of them goes before this request."""
+    def is_preceded(self, request: Request, now: float) -> bool:
+        """Return whether a request that waits at another gateway goes before this request."""
 
 
 class Asker(Protocol):
@@ -26,7 +26,7 @@ class Asker(Protocol):
         """Queue the request after their answer, or reject it if it is beyond a limit (`refused`)."""
 
 
-class Elsewhere(Protocol):
+class Peers(Protocol):
     """The other gateways with which limits and interactions are shared."""
 
     def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:

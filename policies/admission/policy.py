@@ -19,7 +19,7 @@ from policies.placements.homes import Homes
 from policies.placements.placement import Assignment, Placement
 from policies.placements.prefix_index import Prefix, PrefixIndex, blocks_of_tokens, tokens_of_blocks
 from policies.placements.siblings import Siblings
-from policies.request import Flow, Placed, Request, ServiceTokens
+from policies.request import Flow, PlacementReason, Request, ServiceTokens
 
 
 class Policy:
@@ -317,7 +317,7 @@ class AssignedPolicy(Policy):
         """Record whether a request was dispatched to its assigned engine, or taken by another engine."""
         request, engine = selection.request, selection.backend
         assigned = self._left(request)
-        request.progress.placed = Placed.ASSIGNED if assigned == engine else Placed.TAKEN
+        request.progress.placed = PlacementReason.ASSIGNED if assigned == engine else PlacementReason.TAKEN
         if assigned != engine:
             self._assignment.moved(request, assigned, engine)
         return self._sent(selection, order)

@@ -68,20 +68,19 @@ class DueTimes:
         return engines
 
 
-Standing = tuple[bool, bool, bool]
-"""Properties of a request that decide about its room, as (alone, paced, spent). Alone: its tenant has no other request
-at the pool (`PoolTree.standing`). Paced: its start must be spread. Spent: it is batch work that could exceed the bound
-of waste (`tree.preemption`)."""
-
-
-Answers = tuple[Blocked, Standing, int]
-"""The answers about a blocked request: its obstacles, its standing, and the number of the last change they include."""
+StartTraits = tuple[bool, bool, bool]
+"""Traits of a request that decide where it may start: (alone, paced, spent). Alone: its tenant has no other request at
+the pool (`PoolTree.alone_and_flooding`). Paced: its start must be spread. Spent: it is batch work that could exceed the
+bound of waste (`tree.preemption`)."""
+Answers = tuple[Blocked, StartTraits, int]
+"""The answers about a blocked request: its obstacles, its traits, and the number of the last change they include."""
 
 
 class PoolRoom:
     """The engines of one pool, within one event (`admission.scheduler.Engines`).
 
-    Questions are part of the event: the ledgers learn why a request had to wait at their engines.
+    Call these methods only while an event is decided: `with_room` also records in the ledgers why a request had to
+    wait.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class PoolRoom:
         self.load = PoolLoad(backends)
         self._full: tuple[dict[str, None], dict[str, None]] = {}, {}
         """Engines without a slot, which need not be asked until they change. At False: for requests that are not alone
-        (`Standing`). At True: for those that are."""
+        (`StartTraits`). At True: for those that are."""
         self._open: tuple[dict[str, BackendLedger], dict[str, BackendLedger]] = {}, {}
         """Engines that are not in `_full`, at False and at True."""
         self._backlog: Backlog | None = None
@@ -172,20 +171,20 @@ class PoolRoom:
     def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
         if (blocked := self._blocked_anywhere(request, self._backends)) is not None:
             return blocked
-        standing, known = self._standing(request), self._answers.get(request.id)
+        traits, known = self._start_traits(request), self._answers.get(request.id)
         full: dict[str, None] = {}
         ledgers: Mapping[str, BackendLedger] = self._backends
         if not request.engine and request.progress.closed is None:  # otherwise a full engine may also be closed to it
-            full, ledgers = self._full[standing[0]], self._open[standing[0]]
-        if known is not None and known[1] == standing:
-            return self._asked_again(request, known, full, but)
-        return self._found(request, standing, None, full, list(ledgers.values()), but)
+            full, ledgers = self._full[traits[0]], self._open[traits[0]]
+        if known is not None and known[1] == traits:
+            return self._ask_changed(request, known, full, but)
+        return self._ask(request, traits, None, full, list(ledgers.values()), but)
 
-    def _asked_again(
+    def _ask_changed(
         self, request: Request, known: Answers, full: dict[str, None], but: str | None
     ) -> Sequence[BackendLedger] | Blocked:
         """Ask only the engines that have changed since the known answers, and may have a slot."""
-        blocked, standing, changes = known
+        blocked, traits, changes = known
         if self._changes == changes:
             return blocked
         ledgers: list[BackendLedger] = []
@@ -196,10 +195,10 @@ class PoolRoom:
                 blocked.set(name, Obstacle.SLOTS)
             else:
                 ledgers.append(self._backends[name])
-        return self._found(request, standing, blocked, full, ledgers, but)
+        return self._ask(request, traits, blocked, full, ledgers, but)
 
-    def _found(
-        self, request: Request, standing: Standing, blocked: Blocked | None, full: dict[str, None],
+    def _ask(
+        self, request: Request, traits: StartTraits, blocked: Blocked | None, full: dict[str, None],
         ledgers: list[BackendLedger], but: str | None,
     ) -> Sequence[BackendLedger] | Blocked:  # fmt: skip
         """Return those of these engines that have room, or `Blocked` with their obstacles added to the known ones.
@@ -210,12 +209,12 @@ class PoolRoom:
         found: dict[str, Obstacle | None] = {}
         for ledger in ledgers:
             is_small = self._fits_elsewhere(request, ledger)
-            obstacle = found[ledger.name] = Obstacle.KV if is_small else self._obstacle(request, ledger, standing)
+            obstacle = found[ledger.name] = Obstacle.KV if is_small else self._obstacle(request, ledger, traits)
             if obstacle is None:
                 free.append(ledger)
-            elif obstacle is Obstacle.SLOTS and _is_full(ledger, is_alone=standing[0]):
-                self._full[standing[0]][ledger.name] = None
-                self._open[standing[0]].pop(ledger.name, None)
+            elif obstacle is Obstacle.SLOTS and _is_full(ledger, is_alone=traits[0]):
+                self._full[traits[0]][ledger.name] = None
+                self._open[traits[0]].pop(ledger.name, None)
         if free:
             self._answers.pop(request.id, None)
             if len(free) > 1:  # a queue inside an engine only hides latency, so engines with a free slot are preferred
@@ -232,7 +231,7 @@ class PoolRoom:
             return blocked
         if len(self._answers) >= ANSWERS_MAX:
             self._answers.clear()
-        self._answers[request.id] = blocked, standing, self._changes
+        self._answers[request.id] = blocked, traits, self._changes
         return blocked
 
     def _fits_elsewhere(self, request: Request, ledger: BackendLedger) -> bool:
@@ -286,7 +285,7 @@ class PoolRoom:
 
     def _fits_without(self, request: Request, engine: str, batch: Sequence[Lease]) -> bool:
         """Return whether an interactive request could start at the engine if this batch work were preempted."""
-        cached_tokens, (is_alone, _) = self._cached_tokens(request, engine), self._tree.standing(request)
+        cached_tokens, (is_alone, _) = self._cached_tokens(request, engine), self._tree.alone_and_flooding(request)
         return not request.can_wait and self._backends[engine].fits_without(
             request, batch, is_alone=is_alone, cached_tokens=cached_tokens
         )
@@ -310,8 +309,8 @@ class PoolRoom:
         if blocked.nearest() is Obstacle.CEILING:
             if not self._fits_below(request, *others):
                 return []
-            standing = self._standing(request)
-            found = {name: self._obstacle(request, self._backends[name], standing) for name in blocked.obstacles}
+            traits = self._start_traits(request)
+            found = {name: self._obstacle(request, self._backends[name], traits) for name in blocked.obstacles}
             if None in found.values():
                 return list(self._backends)
         elif blocked.nearest() not in FREED:
@@ -324,14 +323,14 @@ class PoolRoom:
     def blocked_at(self, request: Request, engine: str) -> Blocked | None:
         if (blocked := self._blocked_anywhere(request, (engine,))) is not None:
             return blocked
-        obstacle = self._obstacle(request, self._backends[engine], self._standing(request))
+        obstacle = self._obstacle(request, self._backends[engine], self._start_traits(request))
         return None if obstacle is None else Blocked(request, {engine: obstacle})
 
     def _blocked_anywhere(self, request: Request, engines: Collection[str]) -> Blocked | None:
         """Return the obstacle that keeps the request from each of these engines, whatever room they have, or None."""
         self.asked = request.id
         why, ceiling = Obstacle.TURN, ""
-        if self.rivals is None or not self.rivals.has_turn(request, self._now):
+        if self.rivals is None or not self.rivals.is_preceded(request, self._now):
             if self._tree.limited and (ceiling := self._full_for(request, engines)):
                 why = Obstacle.CEILING
             elif self._working_set.has_room(request):
@@ -384,8 +383,9 @@ class PoolRoom:
         held = [(lease.request, lease.held_tokens) for batch in self._batch().values() for lease in batch]
         return self._tree.fits_without(request, [*held, *others])
 
-    def _standing(self, request: Request) -> Standing:
-        is_alone, is_flooding = self._tree.standing(request)
+    def _start_traits(self, request: Request) -> StartTraits:
+        """Return the present traits of a queued request."""
+        is_alone, is_flooding = self._tree.alone_and_flooding(request)
         # Batch work fills the gaps, and its room can be preempted: interactive starts need not be spread beside it.
         is_paced = is_flooding and (request.can_wait or not self._preemption.running)
         backlog = self._backlog
@@ -397,8 +397,8 @@ class PoolRoom:
         )
         return is_alone, is_paced, is_spent
 
-    def _obstacle(self, request: Request, ledger: BackendLedger, standing: Standing) -> Obstacle | None:
-        (is_alone, paced, is_spent), now = standing, self._now
+    def _obstacle(self, request: Request, ledger: BackendLedger, traits: StartTraits) -> Obstacle | None:
+        (is_alone, paced, is_spent), now = traits, self._now
         if is_spent and ledger.leases and self._preemption.is_kept_free(request, ledger.name):
             return Obstacle.TURN
         obstacle = ledger.obstacle(request, now, is_alone=is_alone, paced=paced)
@@ -439,7 +439,7 @@ class PoolRoom:
 
 
 def _is_full(ledger: BackendLedger, *, is_alone: bool) -> bool:
-    """Return whether the engine has no slot for any request that is, or is not, alone (`Standing`)."""
+    """Return whether the engine has no slot for any request that is, or is not, alone (`StartTraits`)."""
     return ledger.allowance is None and ledger.slots_taken >= ledger.slots.most(is_alone=is_alone)
 
 

@@ -19,7 +19,7 @@ from policies.placements.least_loaded import LeastLoaded
 from policies.placements.placement import Placement
 from policies.placements.prefix_index import tokens_of_blocks
 from policies.queue.backlog import Backlog
-from policies.request import Placed, Request
+from policies.request import PlacementReason, Request
 
 LEAST_LOADED: Final = LeastLoaded()
 
@@ -30,7 +30,7 @@ class Engines(Protocol):
     def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
         """Return the engines that can start a request now, at least one; or the obstacle at each engine.
 
-        `but`: an engine that does not get it.
+        `but`: an engine to leave out.
         """
 
     def blocked_at(self, request: Request, engine: str) -> Blocked | None:
@@ -115,7 +115,7 @@ def _place(
     if len(found) > 1:
         engine, request.progress.placed = placement.choose(request, found)
     else:
-        engine, request.progress.placed = found[0].name, Placed.ONLY
+        engine, request.progress.placed = found[0].name, PlacementReason.ONLY
     return engine
 
 
@@ -162,6 +162,6 @@ def _cached_first(head: Request, engine: str, backlog: Backlog, homes: Homes, en
     found.sort()
     for _, _, request in found:
         if engines.blocked_at(request, engine) is None:
-            request.progress.placed = Placed.PASSED
+            request.progress.placed = PlacementReason.PASSED
             return request
     return head

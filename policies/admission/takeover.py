@@ -75,7 +75,7 @@ def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Dec
         engine.interactions = requests.interactions = setup.interactions
     if setup.quotas is not None and engine.quotas is not setup.quotas:
         engine.quotas = requests.quotas = setup.quotas
-        for request in _present(engine):
+        for request in _all_requests(engine):
             if request.progress.state is not State.UNDECIDED:
                 setup.quotas.admitted(request, time)
     if setup.policy is not None:
@@ -94,16 +94,16 @@ def _reweigh(engine: AdmissionEngine, weights: Weights) -> None:
     Requests of a key with a weight of its own keep that weight.
     """
     weights = {**weights, **{of_batch(tenant): each for tenant, each in weights.items()}}
-    known, tree = _lead_weights(engine), engine.requests.tree
-    for request in _present(engine):
-        request.configured_weight = _replaced(request.flow.tenant, request.configured_weight, weights)
+    known, tree = _present_weights(engine), engine.requests.tree
+    for request in _all_requests(engine):
+        request.configured_weight = _new_weight(request.flow.tenant, request.configured_weight, weights)
     tree.reweigh({
-        name: _replaced(name, tree.configured_weight(name, weight), weights) for name, (_, weight) in weights.items()
+        name: _new_weight(name, tree.configured_weight(name, weight), weights) for name, (_, weight) in weights.items()
     })  # fmt: skip
-    _follow_weights(engine, [(backlog, name, old, _replaced(name, old, weights)) for backlog, name, old in known])
+    _apply_weights(engine, [(backlog, name, old, _new_weight(name, old, weights)) for backlog, name, old in known])
 
 
-def _replaced(tenant: str, known: float, weights: Weights) -> float:
+def _new_weight(tenant: str, known: float, weights: Weights) -> float:
     """Return the new weight of a tenant, or `known` if that is the weight of a single key."""
     before, after = weights.get(tenant, (known, known))
     return after if before is None or before == known else known
@@ -146,11 +146,11 @@ def adopt(read: Read) -> None:
 def stranded(engine: AdmissionEngine) -> list[Request]:
     """Return up to `MOVED_MAX` requests that wait while no engine is in service, the oldest first.
 
-    They are taken from the tenants in turn. None are returned while requests wait for the start of an engine and there
-    is no fallback pool.
+    Tenants contribute one request each in turn. Without a fallback pool, return nothing while an engine may still
+    start.
     """
     found: list[Request] = []
-    if engine.is_served or (engine.requests.cold_start.s_max and not engine.is_stood_in_for):
+    if engine.is_served or (engine.requests.cold_start.s_max and not engine.has_fallback):
         return found
     for request in engine.requests.waiting.in_turns():
         if request.progress.state is State.QUEUED:  # the others wait for an answer of other gateways
@@ -163,7 +163,7 @@ def stranded(engine: AdmissionEngine) -> list[Request]:
 
 def has_place(engine: AdmissionEngine, request: Request) -> bool:
     """Return whether the queue has room for a request without evictions."""
-    return engine.requests.waiting.giving_way(request, 0.0) == []
+    return engine.requests.waiting.evictions_for(request, 0.0) == []
 
 
 def move(source: AdmissionEngine, target: AdmissionEngine, request: Request, moved: Request, now: float) -> None:
@@ -182,23 +182,23 @@ def move(source: AdmissionEngine, target: AdmissionEngine, request: Request, mov
     target.requests.waits_on(moved, now)
 
 
-def _present(engine: AdmissionEngine) -> list[Request]:
-    """Return the waiting and running requests."""
+def _all_requests(engine: AdmissionEngine) -> list[Request]:
+    """Return all requests of the pool, waiting and running."""
     return [*engine.requests.waiting.requests.values(), *[lease.request for lease in engine.requests.leases.values()]]
 
 
 def _regroup(engine: AdmissionEngine, terms: Tree) -> None:
     """Replace the tree, and wake all tenants that sleep in `Backlog.full`."""
-    requests, known = engine.requests, _lead_weights(engine)
+    requests, known = engine.requests, _present_weights(engine)
     waiting = [each for each in requests.waiting.requests.values() if each.progress.state is State.QUEUED]
     requests.tree.regroup(terms, waiting, [(lease.request, lease.held_tokens) for lease in requests.leases.values()])
-    _follow_weights(engine, [(backlog, name, weight, weight) for backlog, name, weight in known])
+    _apply_weights(engine, [(backlog, name, weight, weight) for backlog, name, weight in known])
     for backlog in _backlogs(engine):
         while backlog.full:
             backlog.wake_at(lambda request: True)
 
 
-def _lead_weights(engine: AdmissionEngine) -> list[tuple[Backlog, str, float]]:
+def _present_weights(engine: AdmissionEngine) -> list[tuple[Backlog, str, float]]:
     """Return the present weight of each active tenant, and of idle tenants where no tree changes that."""
     tree, found = engine.requests.tree, []
     for backlog in _backlogs(engine):
@@ -209,7 +209,7 @@ def _lead_weights(engine: AdmissionEngine) -> list[tuple[Backlog, str, float]]:
     return found
 
 
-def _follow_weights(engine: AdmissionEngine, known: list[tuple[Backlog, str, float, float]]) -> None:
+def _apply_weights(engine: AdmissionEngine, known: list[tuple[Backlog, str, float, float]]) -> None:
     """Give waiting requests the weights that the tree has now, and convert the leads of tenants to these weights.
 
     `known`: each tenant's weight until now, and the configured weight that it has while it is idle.
@@ -221,6 +221,7 @@ def _follow_weights(engine: AdmissionEngine, known: list[tuple[Backlog, str, flo
 
 
 def _backlogs(engine: AdmissionEngine) -> list[Backlog]:
+    """Return the backlogs of the queues that have one."""
     return [order.backlog for order in engine.policy.queues().values() if order.backlog is not None]
 
 

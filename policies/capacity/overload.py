@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.request import Pressure
-from policies.settings import Contradiction, check_bounds, setting
+from policies.settings import SettingError, check_bounds, setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class OverloadSettings:
         check_bounds(self)
         if self.leave > self.enter:
             message = f"{self.leave:g} is more than enter ({self.enter:g}): overload would end before it begins"
-            raise Contradiction("leave", message)
+            raise SettingError("leave", message)
 
 
 class Overload:

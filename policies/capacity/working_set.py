@@ -164,7 +164,7 @@ class WorkingSet:
         if request.can_wait:
             counted, used, part = pool[CONTEXTS] + batch, batch, batch_part
         else:
-            counted, used = pool[CONTEXTS] + min(batch, batch_part), self._tree.contexts(request.flow.tenant)
+            counted, used = pool[CONTEXTS] + min(batch, batch_part), self._tree.context_tokens(request.flow.tenant)
             part = self._part(request)
         return max(self.capacity_tokens - counted, part - used) if counted else inf
 
@@ -195,7 +195,7 @@ class WorkingSet:
         One such start enters per `hold_s`.
         """
         wait = request.progress.wait
-        if wait is None or request.can_wait or self._tree.contexts(request.flow.tenant):
+        if wait is None or request.can_wait or self._tree.context_tokens(request.flow.tenant):
             return inf
         return max(wait.since_s, self._entered_s) + self.hold_s
 
@@ -212,11 +212,11 @@ class WorkingSet:
 
     def tenants(self) -> dict[str, int]:
         """Return the tokens that count here, by tenant node."""
-        return self._tree.contexts_here()
+        return self._tree.context_tokens_here()
 
     def number_of(self, leaf: str) -> float:
         """Return the estimated number of contexts of a tenant node that count here: its part of their tokens."""
-        return len(self) * self._tree.contexts(leaf) / max(1.0, self.tokens_in_all)
+        return len(self) * self._tree.context_tokens(leaf) / max(1.0, self.tokens_in_all)
 
     def expires_s(self) -> float:
         """Return the time at which a start may have room without an event; inf if it never does."""
@@ -393,4 +393,4 @@ class WorkingSet:
             self._parked[context] = None
 
     def _over_part(self, leaf: str, *, is_batch_over: bool) -> tuple[bool, float]:
-        return over_part(leaf, self._tree.contexts_per_part(leaf), 1.0, is_batch_over=is_batch_over)
+        return over_part(leaf, self._tree.context_tokens_per_part(leaf), 1.0, is_batch_over=is_batch_over)

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from policies.limits.sliding_counts import NOTHING, Measures, SlidingCounts, Window, rolling
 from policies.request import FREE, Limit, Price, Refusal, Refused, Request, ServiceTokens, payer
-from policies.settings import COUNT_MAX, Contradiction, check_bounds, setting
+from policies.settings import COUNT_MAX, SettingError, check_bounds, setting
 
 MINUTE_S = 60.0
 DAY_S = 86_400.0
@@ -66,7 +66,7 @@ class Quota:
             for shorter, longer in combinations([f"{measure}_per_{window}" for window in WINDOWS], 2):
                 most, least = getattr(self, longer), getattr(self, shorter) or 0
                 if most is not None and most < least:
-                    raise Contradiction(longer, f"{most} is less than {shorter} ({least}): never reached")
+                    raise SettingError(longer, f"{most} is less than {shorter} ({least}): never reached")
 
 
 UNLIMITED = Quota()

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from policies.limits.sliding_counts import SlidingCounts, rolling
 from policies.request import Flow, Limit, Pressure, Refusal, Refused, Request, ServiceTokens
-from policies.settings import COUNT_MAX, Contradiction, check_bounds, setting
+from policies.settings import COUNT_MAX, SettingError, check_bounds, setting
 
 MEASURES: Final = ("starts", "requests", "tokens")
 """Measures of `Ceilings`, in the order of the counts."""
@@ -46,7 +46,7 @@ class Ceilings:
         check_bounds(self)
         if self.starts is not None and self.requests is not None and self.starts > self.requests:
             message = f"{self.requests} is less than starts ({self.starts}), each of which is a request"
-            raise Contradiction("requests", message)
+            raise SettingError("requests", message)
 
     def above(self, other: Ceilings) -> Iterator[tuple[str, int, int]]:
         """Yield the measures for which this limit is above the other, with both numbers."""
@@ -72,10 +72,10 @@ class ThrottleSettings:
         check_bounds(self)
         for name, part, whole in self.app_user.above(self.user):
             message = f"{part} {name} are more than the {whole} that a user may have over all apps (user.{name})"
-            raise Contradiction("app_user", message)
+            raise SettingError("app_user", message)
         for name, part, whole in self.app_user.above(self.app):
             message = f"{whole} {name} are fewer than the {part} that one user may have in it (app_user.{name})"
-            raise Contradiction("app", message)
+            raise SettingError("app", message)
 
     @property
     def is_off(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from policies.capacity.ledger import BackendLedger
 from policies.placements.placement import Choice, Placement
-from policies.request import Placed, Request
+from policies.request import PlacementReason, Request
 
 
 def loads(engines: Sequence[BackendLedger], *, usual: bool = False) -> list[float]:
@@ -32,4 +32,4 @@ class LeastLoaded(Placement):
     """The placement at the engine with the least load for its size."""
 
     def choose(self, request: Request, engines: Sequence[BackendLedger]) -> Choice:
-        return least_loaded(engines), Placed.LEAST_LOADED
+        return least_loaded(engines), PlacementReason.LEAST_LOADED

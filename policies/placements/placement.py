@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 from policies.capacity.ledger import BackendLedger
 from policies.placements.prefix_index import PrefixIndex
-from policies.request import Placed, Request, ServiceTokens
+from policies.request import PlacementReason, Request, ServiceTokens
 
-Choice = tuple[str, Placed]
+Choice = tuple[str, PlacementReason]
 """The engine that gets a request, and why."""
 
 
@@ -54,7 +54,7 @@ class Assignment(Placement):
 
     def choose(self, request: Request, engines: Sequence[BackendLedger]) -> Choice:
         """Return the only engine, to which the request was assigned at arrival."""
-        return engines[0].name, Placed.ASSIGNED
+        return engines[0].name, PlacementReason.ASSIGNED
 
     def moved(self, request: Request, before: str | None, after: str | None) -> None:
         """Count a request that was assigned (`before` is None), assigned again, or has left (`after` is None)."""

@@ -33,7 +33,7 @@ from policies.capacity.ledger import BackendLedger
 from policies.placements.least_loaded import least_loaded, loads
 from policies.placements.placement import Choice, Placement
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
-from policies.request import Placed, Request
+from policies.request import PlacementReason, Request
 
 SEQUENCE_TOKENS: Final = 16.0
 """Cost of one running sequence to a new request, in prompt tokens to compute."""
@@ -64,14 +64,14 @@ class ByPrefix(Placement):
         running = loads(engines)
         prefix = request.prefix
         if not prefix:
-            return least_loaded(engines), Placed.LEAST_LOADED
+            return least_loaded(engines), PlacementReason.LEAST_LOADED
         depths = self._prefixes.depths(prefix)
         if not depths:
             most = IMBALANCE * _mean(running)
             within = [engine for engine, load in zip(engines, running, strict=True) if load < most]
             having = [engine for engine in within if request.adapter in engine.adapters]
             highest = max([(_score(prefix[0], engine.name), engine.name) for engine in having or within or engines])
-            return highest[1], Placed.RENDEZVOUS
+            return highest[1], PlacementReason.RENDEZVOUS
         paces, over = _paces(engines), _over(engines, running)
         costs = []
         for engine, load, pace, is_over in zip(engines, running, paces, over, strict=True):
@@ -83,7 +83,7 @@ class ByPrefix(Placement):
             costs.append((is_over, pace * (todo + SEQUENCE_TOKENS * load), engine.name))
         chosen = min(costs)[2]
         has_most = depths.get(chosen, 0) == max(depths.values())
-        return chosen, Placed.CACHED if has_most else Placed.SPREAD
+        return chosen, PlacementReason.CACHED if has_most else PlacementReason.SPREAD
 
 
 def _mean(running: Sequence[float]) -> float:

@@ -43,8 +43,8 @@ class QueueLimits:
         most=86_400,
     )
     attempts_max: int = setting(
-        3, "Failed connections of a request, or refusals by an engine that then took a later request. Other refusals "
-        "are bounded by the queue's wait only.", least=1, most=100,
+        3, "Attempts of one request: failed connections, and refusals by an engine that then accepted a later request. "
+        "All other refusals are retried until the queue's wait ends.", least=1, most=100,
     )  # fmt: skip
 
     def wait_s(self, request: Request) -> float:
@@ -82,7 +82,8 @@ class _TenantQueue:
         return self.bytes if by_bytes else len(self.starts) + len(self.inside)
 
     def newest(self, missing: int, *, by_bytes: bool, may_be_inside: bool) -> list[Request] | None:
-        """Return the newest requests that make up `missing` bytes or requests, starts first; None if all do not."""
+        """Return the newest requests that free `missing` bytes or places, starts first; None if all of them together
+        free too little."""
         found: list[Request] = []
         for queue in (self.starts, self.inside) if may_be_inside else (self.starts,):
             newest = reversed(queue.values())
@@ -103,8 +104,8 @@ class BoundedQueue:
         self.requests: dict[str, Request] = {}
         self.limits = limits
         self._new: dict[str, Request] = {}
-        """Requests that are not filed by tenant and deadline yet. Most requests are dispatched before that."""
-        self._filed: dict[str, _TenantQueue] = {}
+        """Requests that are not indexed by tenant and deadline yet. Most requests are dispatched before that."""
+        self._indexed: dict[str, _TenantQueue] = {}
         self._deadlines: list[tuple[float, str]] = []
         self.bytes = 0
         self.places = Places()
@@ -115,12 +116,12 @@ class BoundedQueue:
 
     @property
     def _tenants(self) -> dict[str, _TenantQueue]:
-        """File the new requests, and return the waiting requests by tenant."""
+        """Index the new requests, and return the waiting requests by tenant."""
         if self._new:
             new, self._new = self._new, {}
             for request in new.values():
-                self._file(request)
-        return self._filed
+                self._index(request)
+        return self._indexed
 
     def place_of(self, request: Request) -> int:
         """Return a request's place by arrival, from 1, among those of its tenant. O(requests of the tenant)."""
@@ -166,10 +167,11 @@ class BoundedQueue:
             own = self._tenants[request.flow.tenant]
             (own.inside if request.progress.inside else own.starts).move_to_end(request.id, last=False)
 
-    def _file(self, request: Request) -> None:
-        tenant = self._filed.get(request.flow.tenant)
+    def _index(self, request: Request) -> None:
+        """Add the request to its tenant and to the deadlines."""
+        tenant = self._indexed.get(request.flow.tenant)
         if tenant is None:
-            tenant = self._filed[request.flow.tenant] = _TenantQueue()
+            tenant = self._indexed[request.flow.tenant] = _TenantQueue()
         (tenant.inside if request.progress.inside else tenant.starts)[request.id] = request
         tenant.bytes += request.body_bytes
         tenant.weight = request.weight
@@ -180,11 +182,11 @@ class BoundedQueue:
         self.bytes -= request.body_bytes
         if self._new.pop(request.id, None) is not None:
             return
-        tenant = self._filed[request.flow.tenant]
+        tenant = self._indexed[request.flow.tenant]
         del (tenant.inside if request.progress.inside else tenant.starts)[request.id]
         tenant.bytes -= request.body_bytes
         if not tenant.starts and not tenant.inside:
-            del self._filed[request.flow.tenant]
+            del self._indexed[request.flow.tenant]
         if len(self._deadlines) > 2 * len(self.requests) + 64:  # most entries are stale
             self._deadlines = [(each.progress.deadline_s, each.id) for each in self.requests.values()]
             heapify(self._deadlines)
@@ -224,7 +226,7 @@ class BoundedQueue:
             self.places.keep(request, why, wait_s, now)
         return wait_s
 
-    def giving_way(self, request: Request, now: float) -> list[Request] | None:
+    def evictions_for(self, request: Request, now: float) -> list[Request] | None:
         """Return the queued requests to evict for this one: [] if there is room; None if it must be rejected itself.
 
         A full queue is divided by weight: the tenant that fills most of it per weight loses its newest requests to a

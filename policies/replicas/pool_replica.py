@@ -40,8 +40,8 @@ class PoolReplica:
         self._reported_s = self._answered_s = self._made_room_s = float("-inf")
         engine.room.rivals = self
 
-    def has_turn(self, request: Request, now: float) -> bool:
-        """Return whether a request that waits at another gateway goes before this one (`Rivals`)."""
+    def is_preceded(self, request: Request, now: float) -> bool:
+        """Return whether a request that waits at another gateway goes before this request."""
         elsewhere = self._next_elsewhere
         if elsewhere is None or now > self._answered_s + WAITS_S:
             return False

@@ -32,7 +32,7 @@ class _Undecided(NamedTuple):
 
 
 class TenantReplica:
-    """The questions to other gateways about requests that this one cannot decide alone (`Elsewhere`)."""
+    """Link of the admission engines to other gateways: asks about requests that this gateway cannot decide alone."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class TenantReplica:
         self._keys_asked = 0
         self._decisions: dict[Asker, list[Decision]] = {engine: [] for engine in engines}
         for engine in engines:
-            engine.elsewhere = self
+            engine.peers = self
 
     # --- for the admission engines ---
 

@@ -58,9 +58,10 @@ class PoolTree:
         self._capacity = (inf, inf)
         self.sharers = 1
         """Gateways that each keep to an equal part of every limit: more than 1 while their usage is unknown."""
-        self._begin(terms if terms is not None else Tree())
+        self._build(terms if terms is not None else Tree())
 
-    def _begin(self, terms: Tree) -> None:
+    def _build(self, terms: Tree) -> None:
+        """Build the tree of these terms, without tenants in use."""
         self.terms = terms
         self.is_flat = not terms.groups and not terms.tenants
         """True without groups and terms: each tenant has its configured weight."""
@@ -75,13 +76,13 @@ class PoolTree:
         """Sums of the rows that the other gateways report, by node and resource."""
         floors = terms.floors()
         for name, place in terms.groups.items():
-            self.nodes[f" {name}"] = Node(f" {name}", self._group(place.group), place.settings, floors[name])
-        for node in [self._new(name) for name in terms.tenants]:
+            self.nodes[f" {name}"] = Node(f" {name}", self._group_node(place.group), place.settings, floors[name])
+        for node in [self._new_node(name) for name in terms.tenants]:
             if node.is_limited:
                 self.nodes[node.name] = node
         self.limited = [node for node in self.nodes.values() if node.is_limited]
         """Nodes with limits, groups before tenants, and outer groups before inner ones."""
-        self._size()
+        self._set_limits()
 
     # --- questions ---
 
@@ -96,11 +97,11 @@ class PoolTree:
         """Return the part of the pool's contexts that the request's tenant is entitled to, as if it had some."""
         return self._node_of(request).contexts.share_at(request.weight)
 
-    def contexts_per_part(self, leaf: str) -> float:
+    def context_tokens_per_part(self, leaf: str) -> float:
         """Return the tokens of the contexts of a tenant node, divided by the part that its tenant is entitled to."""
-        return self.contexts(leaf) / self._node(payer(leaf)).contexts.share()
+        return self.context_tokens(leaf) / self._node(payer(leaf)).contexts.share()
 
-    def standing(self, request: Request) -> tuple[bool, bool]:
+    def alone_and_flooding(self, request: Request) -> tuple[bool, bool]:
         """Return whether a queued request is alone, and whether its tenant node floods the pool.
 
         Alone: it is all that its tenant has at the pool; never batch work. Flooding: more of the node is queued than
@@ -202,14 +203,14 @@ class PoolTree:
         node = self.nodes.get(name)
         return 0 if node is None else int(node.used[SEQUENCES])
 
-    def contexts(self, leaf: str) -> float:
-        """Return the tokens of the contexts of a tenant node, at all gateways."""
+    def context_tokens(self, leaf: str) -> float:
+        """Return the KV tokens that the tenant node's open interactions count in the working set, at all gateways."""
         node = self.nodes.get(payer(leaf))
-        return 0.0 if node is None else node.used[_contexts_of(leaf)]
+        return 0.0 if node is None else node.used[_context_resource(leaf)]
 
-    def contexts_here(self) -> dict[str, int]:
+    def context_tokens_here(self) -> dict[str, int]:
         """Return the tokens of the contexts of each tenant node at this gateway."""
-        return {leaf: int(tokens) for leaf, node in self._leaves() if (tokens := node.here(_contexts_of(leaf)))}
+        return {leaf: int(tokens) for leaf, node in self._leaves() if (tokens := node.here(_context_resource(leaf)))}
 
     def report(self, rows_max: int) -> list[NodeUsage]:
         """Return the rows for other gateways: usage, presence, and weights other than 1.
@@ -236,9 +237,10 @@ class PoolTree:
         """Set the capacity of the pool; inf if it is unknown."""
         if (slots, kv_tokens) != self._capacity:
             self._capacity = slots, kv_tokens
-            self._size()
+            self._set_limits()
 
-    def _size(self) -> None:
+    def _set_limits(self) -> None:
+        """Set the limits of the nodes, which are parts of the capacity."""
         for resource in RUNNING:
             for node in self.limited:
                 node.size(resource, self._capacity[resource], self.sharers)
@@ -277,22 +279,22 @@ class PoolTree:
     def hold(self, leaf: str, tokens: int) -> None:
         """Add to the contexts of a tenant node at this gateway (subtract if negative)."""
         tenant = payer(leaf)
-        self._use(self._remember(tenant), CONTEXTS if tenant == leaf else BATCH_CONTEXTS, tokens)
+        self._add_usage(self._remember(tenant), CONTEXTS if tenant == leaf else BATCH_CONTEXTS, tokens)
 
     def set_elsewhere(self, rows: Sequence[NodeUsage], sharers: int = 1) -> None:
         """Replace the sums of the rows that other gateways report (`report`)."""
-        self._follow({(row.node, row.resource): row.amount for row in rows})
+        self._apply_elsewhere({(row.node, row.resource): row.amount for row in rows})
         if sharers != self.sharers:
             self.sharers = sharers
-            self._size()
+            self._set_limits()
 
-    def _follow(self, now: dict[tuple[str, int], float]) -> None:
+    def _apply_elsewhere(self, now: dict[tuple[str, int], float]) -> None:
         """Replace the usage and the presence of nodes at other gateways."""
         before, self._elsewhere = self._elsewhere, now
         for of in before | now:
             more, (name, resource) = now.get(of, 0.0) - before.get(of, 0.0), of
             if more and resource in RESOURCES:
-                self._use(self._named(name), resource, more, is_elsewhere=True)
+                self._add_usage(self._node_of_row(name), resource, more, is_elsewhere=True)
             elif resource == PRESENT and (of in now) != (of in before):
                 node, is_of_batch = self._remember(payer(name)), is_batch(name)
                 if of in before:
@@ -315,10 +317,10 @@ class PoolTree:
 
         A tenant between two calls keeps its configured weight.
         """
-        contexts, elsewhere = self.contexts_here(), self._elsewhere
+        contexts, elsewhere = self.context_tokens_here(), self._elsewhere
         weights = {node.name: node.contexts.weight for node in self._tenants() if node.contexts.present}
-        self._begin(terms)
-        self._follow(elsewhere)
+        self._build(terms)
+        self._apply_elsewhere(elsewhere)
         for leaf, tokens in contexts.items():
             self.hold(leaf, tokens)
         self.reweigh(weights)
@@ -331,29 +333,33 @@ class PoolTree:
     # --- the nodes ---
 
     def _tenants(self) -> list[Node]:
+        """Return the nodes of tenants, idle ones too."""
         return [node for node in self.nodes.values() if node.is_tenant]
 
     def _leaves(self) -> list[tuple[str, Node]]:
         """Return the names of the two leaves of each tenant, interactive and batch, each with the tenant's node."""
         return [(leaf, node) for node in self._tenants() for leaf in (node.name, f"{node.name}{BATCH}")]
 
-    def _group(self, name: str) -> Node:
+    def _group_node(self, name: str) -> Node:
+        """Return the node of a group, or the root for no group."""
         return self.nodes[f" {name}" if name else ROOT]
 
     def _node(self, tenant: str) -> Node:
+        """Return the tenant's node, or a new one that is not kept."""
         node = self.nodes.get(tenant)
-        return node if node is not None else self._new(tenant)
+        return node if node is not None else self._new_node(tenant)
 
     def _node_of(self, request: Request) -> Node:
         """Return the node of the tenant that pays for a request, which a present request knows."""
         node: Node | None = request.progress.node
         return node if node is not None else self._node(payer(request.flow.tenant))
 
-    def _new(self, tenant: str) -> Node:
+    def _new_node(self, tenant: str) -> Node:
+        """Create the node of a tenant below its group."""
         place = self.terms.tenants.get(tenant)
         if place is None:
             return Node(tenant, self.pool, GroupSettings(), 0.0)
-        return Node(tenant, self._group(place.group), place.settings, place.settings.guaranteed_share or 0.0)
+        return Node(tenant, self._group_node(place.group), place.settings, place.settings.guaranteed_share or 0.0)
 
     def _remember(self, tenant: str) -> Node:
         """Get or create the tenant's node, and keep it in the tree."""
@@ -362,10 +368,10 @@ class PoolTree:
             if len(self.nodes) >= self._nodes_max:
                 self.nodes = {name: each for name, each in self.nodes.items() if each.is_in_use}
                 self._nodes_max = 2 * len(self.nodes) + IDLE_MAX
-            node = self.nodes[tenant] = self._new(tenant)
+            node = self.nodes[tenant] = self._new_node(tenant)
         return node
 
-    def _named(self, name: str) -> Node:
+    def _node_of_row(self, name: str) -> Node:
         """Return the node that a row names. Usage of groups that are unknown here counts for the pool."""
         return self.nodes.get(name, self.pool) if name[:1] in ("", " ") else self._remember(name)
 
@@ -373,7 +379,7 @@ class PoolTree:
         """Return the line of a tenant node."""
         return self._node(payer(leaf)).line(is_batch=is_batch(leaf))
 
-    def _use(self, node: Node, resource: int, amount: float, *, is_elsewhere: bool = False) -> None:
+    def _add_usage(self, node: Node, resource: int, amount: float, *, is_elsewhere: bool = False) -> None:
         """Add to the usage of a node. A tenant with contexts is present among those that share them.
 
         A group is present by its tenants alone: contexts that other gateways report of the group itself add none.
@@ -387,5 +393,6 @@ class PoolTree:
                 node.contexts.add()
 
 
-def _contexts_of(leaf: str) -> int:
+def _context_resource(leaf: str) -> int:
+    """Return the resource that counts the context tokens of a tenant node."""
     return BATCH_CONTEXTS if is_batch(leaf) else CONTEXTS

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from policies.settings import Contradiction, check_bounds, setting
+from policies.settings import SettingError, check_bounds, setting
 
 ROOT: Final = ""
 """Name of the root: the pool itself."""
@@ -39,11 +39,11 @@ class GroupSettings:
         check_bounds(self)
         for name in ("lending_limit", "borrowing_limit"):
             if getattr(self, name) is not None and self.guaranteed_share is None:
-                raise Contradiction(name, f"{name} needs a guaranteed_share: it says what becomes of that")
+                raise SettingError(name, f"{name} needs a guaranteed_share: it says what becomes of that")
         if (self.lending_limit or 0.0) > (self.guaranteed_share or 0.0):
-            raise Contradiction("lending_limit", "more is lent than guaranteed_share has")
+            raise SettingError("lending_limit", "more is lent than guaranteed_share has")
         if (self.guaranteed_share or 0.0) > (self.max_share or 1.0):
-            raise Contradiction("max_share", "is less than guaranteed_share: the floor is above the ceiling")
+            raise SettingError("max_share", "is less than guaranteed_share: the floor is above the ceiling")
 
     @property
     def share_max(self) -> float:

@@ -20,7 +20,7 @@ from gateway.telemetry.metric_families import FAMILIES
 from gateway.telemetry.record import Outcome
 from policies.capacity.obstacle import Obstacle
 from policies.orders.policy_entries import POLICIES
-from policies.request import Placed, Refusal
+from policies.request import PlacementReason, Refusal
 from tests.gateway.live import Starter, chat
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def test_the_page_is_what_the_code_says_now(name: str) -> None:
         ("reasons", {reason.value for reason in Reason}),
         ("outcomes", {value for name, value in vars(Outcome).items() if name.isupper()}),
         ("obstacles", {obstacle.value for obstacle in Obstacle}),
-        ("placed", {placed.value for placed in Placed}),
+        ("placed", {placed.value for placed in PlacementReason}),
         ("log", None),  # read from all sources, in the test
     ],
 )

@@ -18,7 +18,7 @@ from gateway.request.interaction_claim import ClaimReader
 from gateway.telemetry.recent_requests import RecentRequests
 from gateway.telemetry.record import Outcome, RequestRecord
 from gateway.usage.counts import UsageCounts
-from policies.admission.decisions import Dispatch, Recent
+from policies.admission.decisions import Dispatch, RecentDecisions
 from policies.admission.named import named_policy
 from policies.app_paces import AppPaces
 from policies.capacity.output_lengths import OutputLengths
@@ -107,7 +107,7 @@ def lengths(most: int) -> Any:
 
 
 def decisions(most: int) -> Any:
-    made = Recent(most)
+    made = RecentDecisions(most)
     for number in range(BEYOND * most):
         asked = request(number)
         asked.progress.wait = wait(number)

@@ -108,7 +108,7 @@ def test_what_no_engine_may_have_any_more_is_refused_when_its_turn_comes(policy:
 
 def test_where_another_pool_stands_in_it_rests_until_that_has_it() -> None:
     engine = engine_of("vtc", "one")
-    engine.is_stood_in_for = True
+    engine.has_fallback = True
     asks(engine, "x", 0.0)
     assert engine.failed("x", Failure.DROPPED, 0.1) == []
     request = engine.requests.waiting.requests["x"]
@@ -182,12 +182,10 @@ def test_what_only_one_engine_can_serve_rests_while_that_wants_it_later(policy: 
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("is_stood_in_for", [False, True])
-def test_what_only_one_engine_can_serve_is_refused_at_once_where_that_is_gone(
-    policy: str, is_stood_in_for: bool
-) -> None:
+@pytest.mark.parametrize("has_fallback", [False, True])
+def test_what_only_one_engine_can_serve_is_refused_at_once_where_that_is_gone(policy: str, has_fallback: bool) -> None:
     engine = engine_of(policy, "one", "two")
-    engine.is_stood_in_for = is_stood_in_for
+    engine.has_fallback = has_fallback
     engine.arrived(make_request("a", id="x", engine="one"), 0.0)
     engine.failed("x", Failure.REFUSED, 0.1, None, 30.0)
     assert rejected(engine.backend_changed("one", False, 1.0)) == [("x", Refusal.NO_BACKEND)]

@@ -102,7 +102,7 @@ def test_a_wait_is_told_in_one_sentence() -> None:
 @pytest.mark.parametrize("refused", [None, Refused(Refusal.RATE_LIMITED, 1.0)])
 def test_the_answer_of_other_gateways_is_waited_for(refused: Refused | None) -> None:
     engine = full()
-    engine.elsewhere = SilentGateways()
+    engine.peers = SilentGateways()
     request = make_request("a", id="x", arrived_s=1.0)
     assert not engine.arrived(request, 1.0)
     assert request.progress.state is State.UNDECIDED

@@ -342,7 +342,7 @@ class World:
         assert (tree.pool.others.present, tree.pool.others.weights) == (present, pytest.approx(weights))
         for request in requests.values():
             is_flooding = queued[request.flow.tenant] * weights > running.total() * request.weight + 1e-9
-            assert tree.standing(request)[1] == is_flooding
+            assert tree.alone_and_flooding(request)[1] == is_flooding
 
     def counters_are_service_and_lifts(self, pool: AdmissionEngine) -> None:
         """What a counter has beyond the service of its tenant are lifts, and a lift only raises."""

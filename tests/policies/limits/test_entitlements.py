@@ -9,7 +9,7 @@ import pytest
 
 from policies.capacity.obstacle import Obstacle
 from policies.request import Request, of_batch
-from policies.settings import Contradiction
+from policies.settings import SettingError
 from policies.tree.pool_tree import PoolTree
 from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
 from tests.policies.making import make_request
@@ -61,7 +61,7 @@ def test_work_that_can_wait_is_divided_by_the_same_groups_and_leaves_others_what
     ],
 )
 def test_terms_that_contradict_each_other(field: str, settings: dict[str, float]) -> None:
-    with pytest.raises(Contradiction) as refused:
+    with pytest.raises(SettingError) as refused:
         GroupSettings(**settings)
     assert refused.value.field == field
 

@@ -31,7 +31,7 @@ def test_a_tenant_without_a_floor_is_served_beside_floors_of_all_of_the_pool(pol
 
 def test_a_request_without_an_answer_of_other_gateways_expires_while_the_set_is_full() -> None:
     world = World("fairserve", {"e": (4, 100_000)}, prefill_per_s=5000.0)
-    world.engine.elsewhere = SilentGateways("new")
+    world.engine.peers = SilentGateways("new")
     world.agents("a", 11, context=9_000, calls=100, pause_s=1.0, output=400)
     world.send("new", 40_000, 10, 20.0, wait_s_max=10.0)
     world.run(40)

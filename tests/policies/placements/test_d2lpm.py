@@ -14,7 +14,7 @@ from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked
 from policies.orders.order import Selection
 from policies.placements.deficits import ByDeficits, DeficitParams
-from policies.request import Flow, Placed, ServiceTokens
+from policies.request import Flow, PlacementReason, ServiceTokens
 from tests.policies.caching import CachingServers, Questions, ask, document
 from tests.policies.making import Engines, make_request
 
@@ -85,7 +85,7 @@ def test_an_idle_engine_takes_what_waits_for_another() -> None:
     policy.prefixes.insert(document(1, 4), "x")
     asked = [ask(policy, document(1, 4)) for _ in range(3)]
     assert pop_all(policy, cluster) == ["x", "y"]
-    assert [request.progress.placed for request in asked] == [Placed.ASSIGNED, Placed.TAKEN, None]
+    assert [request.progress.placed for request in asked] == [PlacementReason.ASSIGNED, PlacementReason.TAKEN, None]
     deficits = policy.explain(make_request("a").flow, 0.0)
     assert deficits["queued"] == 1
     assert deficits["running"] == 2

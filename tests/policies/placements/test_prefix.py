@@ -18,7 +18,7 @@ from policies.placements.least_loaded import LeastLoaded
 from policies.placements.placement import Placement
 from policies.placements.prefix import ByPrefix
 from policies.placements.prefix_index import PrefixIndex
-from policies.request import Placed, Request
+from policies.request import PlacementReason, Request
 from tests.policies.caching import BLOCK, document
 from tests.policies.making import Engines, Room, ledger_of, make_request
 
@@ -45,34 +45,40 @@ def by_prefix(**cached: int) -> ByPrefix:
 @pytest.mark.parametrize(
     ("cached", "loads", "chosen"),
     [
-        pytest.param({"e2": 50, "e3": 100}, engines(0, 2, 2), ("e3", Placed.CACHED), id="where most of it is cached"),
-        pytest.param({"e2": 100}, [ledger_of("e1"), ledger_of("e2", 60)], ("e1", Placed.SPREAD), id="spread by load"),
-        pytest.param({"e2": 100, "e3": 20}, [ledger_of("e1"), ledger_of("e3")], ("e3", Placed.SPREAD), id="full"),
+        pytest.param(
+            {"e2": 50, "e3": 100}, engines(0, 2, 2), ("e3", PlacementReason.CACHED), id="where most of it is cached"
+        ),
+        pytest.param(
+            {"e2": 100}, [ledger_of("e1"), ledger_of("e2", 60)], ("e1", PlacementReason.SPREAD), id="spread by load"
+        ),
+        pytest.param(
+            {"e2": 100, "e3": 20}, [ledger_of("e1"), ledger_of("e3")], ("e3", PlacementReason.SPREAD), id="full"
+        ),
         # What is on its way there counts like its own prompt: eight times 50 blocks is what it saves.
         pytest.param(
             {"e1": 50, "e2": 100},
             [ledger_of("e1"), ledger_of("e2", prefill_tokens=(8 * 50 - 1) * BLOCK)],
-            ("e2", Placed.CACHED),
+            ("e2", PlacementReason.CACHED),
             id="beside a little less than it saves",
         ),
         pytest.param(
             {"e1": 50, "e2": 100},
             [ledger_of("e1"), ledger_of("e2", prefill_tokens=(8 * 50 + 1) * BLOCK)],
-            ("e1", Placed.SPREAD),
+            ("e1", PlacementReason.SPREAD),
             id="beside a little more than it saves",
         ),
     ],
 )  # fmt: skip
 def test_a_prompt_goes_where_it_is_done_soonest(
-    cached: dict[str, int], loads: list[BackendLedger], chosen: tuple[str, Placed]
+    cached: dict[str, int], loads: list[BackendLedger], chosen: tuple[str, PlacementReason]
 ) -> None:
     assert by_prefix(**cached).choose(question(), loads) == chosen
 
 
 def test_what_nobody_has_meets_and_what_says_nothing_goes_where_least_runs() -> None:
-    assert by_prefix().choose(question(), engines(0, 1))[1] is Placed.RENDEZVOUS
-    assert by_prefix().choose(make_request(), engines(0, 1)) == ("e1", Placed.LEAST_LOADED)
-    assert LeastLoaded().choose(question(), engines(0, 1)) == ("e1", Placed.LEAST_LOADED)
+    assert by_prefix().choose(question(), engines(0, 1))[1] is PlacementReason.RENDEZVOUS
+    assert by_prefix().choose(make_request(), engines(0, 1)) == ("e1", PlacementReason.LEAST_LOADED)
+    assert LeastLoaded().choose(question(), engines(0, 1)) == ("e1", PlacementReason.LEAST_LOADED)
 
 
 class OnlyX(Room):
@@ -83,12 +89,14 @@ class OnlyX(Room):
 @pytest.mark.parametrize(
     ("placement", "room", "expected"),
     [
-        (by_prefix(b=100), OnlyX(), ("x", Placed.ONLY)),
-        (LeastLoaded(), OnlyX(), ("x", Placed.ONLY)),
-        (LeastLoaded(), Engines({"a": 1, "b": 0}), ("b", Placed.LEAST_LOADED)),
+        (by_prefix(b=100), OnlyX(), ("x", PlacementReason.ONLY)),
+        (LeastLoaded(), OnlyX(), ("x", PlacementReason.ONLY)),
+        (LeastLoaded(), Engines({"a": 1, "b": 0}), ("b", PlacementReason.LEAST_LOADED)),
     ],
 )
-def test_why_a_request_is_at_an_engine_is_noted(placement: Placement, room: Room, expected: tuple[str, Placed]) -> None:
+def test_why_a_request_is_at_an_engine_is_noted(
+    placement: Placement, room: Room, expected: tuple[str, PlacementReason]
+) -> None:
     policy, request = Policy(Vtc(), placement), question()
     policy.push(request, 0.0)
     assert (policy.pop(0.0, room).backend, request.progress.placed) == expected
@@ -103,7 +111,7 @@ def test_one_that_goes_before_the_next_in_order_is_named_as_such() -> None:
     )
     for request in (first, cached):
         policy.push(request, 0.0)
-    for expected, why in ((cached, Placed.PASSED), (first, Placed.ONLY)):
+    for expected, why in ((cached, PlacementReason.PASSED), (first, PlacementReason.ONLY)):
         assert policy.pop(0.0, OnlyX()).request is expected
         assert expected.progress.placed == why
 

@@ -14,7 +14,7 @@ LIMITS = QueueLimits(queue_requests_max=6, queue_bytes_max=100)
 
 
 def enter(room: BoundedQueue, request: Request) -> list[Request] | None:
-    victims = room.giving_way(request, 0.0)
+    victims = room.evictions_for(request, 0.0)
     for victim in victims or ():
         room.remove(victim)
     if victims is not None:
@@ -174,11 +174,11 @@ def test_who_was_refused_finds_room_when_it_comes_back_and_nobody_takes_it() -> 
     assert room.comes_back_in(early, Refusal.QUEUE_FULL, 99.0, 4.0) == 6.0, "it came too early, and may come then"
     for request in list(room.requests.values())[:2]:
         room.remove(request)
-    assert room.giving_way(make_request("a"), 9.0) is None, "18 of 20 wait, and a tenth is kept free"
-    assert room.giving_way(early, 9.0) is None
-    assert room.giving_way(early, 10.0) == []
+    assert room.evictions_for(make_request("a"), 9.0) is None, "18 of 20 wait, and a tenth is kept free"
+    assert room.evictions_for(early, 9.0) is None
+    assert room.evictions_for(early, 10.0) == []
     room.places.expire(14.0)
-    assert room.giving_way(make_request("a"), 14.0) == []
+    assert room.evictions_for(make_request("a"), 14.0) == []
 
 
 def test_the_places_that_are_kept_are_bounded() -> None:

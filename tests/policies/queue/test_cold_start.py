@@ -51,7 +51,7 @@ def test_without_a_bound_requests_are_refused_and_with_one_they_wait(policy: str
     assert list(engine.arrived(make_request(), 0.0)) == []
     assert engine.queued == 1
     assert stranded(engine) == [], "nobody looks again and again for another pool"
-    engine.is_stood_in_for = True
+    engine.has_fallback = True
     assert len(stranded(engine)) == 1
 
 

@@ -67,4 +67,4 @@ def test_a_request_that_waited_elsewhere_long_ago_delays_none() -> None:
     earlier = Standing("", "", 0.0, 0.0, 10.0, inside=False)
     view = ReplicaView(2, earlier, [], [Grant(8, 0)], [], [], [], [], None, is_forgotten=False)
     replica.receive(view, 0.0, 0.0)
-    assert [replica.has_turn(request, now) for now in (0.0, 0.29, 0.31)] == [True, True, False]
+    assert [replica.is_preceded(request, now) for now in (0.0, 0.29, 0.31)] == [True, True, False]

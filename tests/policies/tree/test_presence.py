@@ -79,9 +79,9 @@ def test_whoever_is_present_at_another_gateway_has_a_part_there_and_here() -> No
     tree.set_elsewhere(rows)
     assert tree.share("a", 1.0) == 0.25, "two gateways say that `b` has a weight of 3"
     assert tree.part(asked) == 0.2, "of what can be held `c` has a part as well"
-    assert not tree.standing(asked)[1], "1 of 6, where 1.5 are its part"
+    assert not tree.alone_and_flooding(asked)[1], "1 of 6, where 1.5 are its part"
     tree.arrived(make_request("a"), 1.0)
-    assert tree.standing(asked)[1]
+    assert tree.alone_and_flooding(asked)[1]
     tree.set_elsewhere([])
     assert tree.share("a", 1.0) == tree.part(asked) == 1.0
 

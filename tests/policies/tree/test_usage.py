@@ -29,10 +29,10 @@ def test_contexts_stay_when_a_reload_moves_their_tenants(terms: Tree) -> None:
     tree.hold("a", 100)
     tree.set_elsewhere([NodeUsage(ROOT, CONTEXTS, 10), NodeUsage("a", CONTEXTS, 40)])
     tree.regroup(terms, [], [])
-    assert (counted(tree), tree.contexts("a"), tree.contexts_here()) == ((150, 0), 140, {"a": 100})
+    assert (counted(tree), tree.context_tokens("a"), tree.context_tokens_here()) == ((150, 0), 140, {"a": 100})
     tree.set_elsewhere([])
     tree.hold("a", -100)
-    assert (counted(tree), tree.contexts("a")) == ((0, 0), 0)
+    assert (counted(tree), tree.context_tokens("a")) == ((0, 0), 0)
 
 
 def test_a_tenant_whose_agents_rest_in_their_tools_keeps_its_weight_at_a_reload() -> None:
@@ -157,9 +157,9 @@ def check(gateways: list[Gateway]) -> None:
         for node, inside in (("a", "a"), *([(" i", "ab"), (" o", "abc")] if tree.terms.groups else [])):
             assert tree.running(node) == len([name for name in running if name in inside])
         assert tree.pool.used[SEQUENCES] == len(running)
-        assert {leaf: tree.contexts(leaf) for leaf in contexts} == contexts
+        assert {leaf: tree.context_tokens(leaf) for leaf in contexts} == contexts
         assert sum(counted(tree)) == contexts.total()
-        assert tree.contexts_here() == +gateway.contexts
+        assert tree.context_tokens_here() == +gateway.contexts
         assert {leaf for leaf in {*busy, *contexts, *"abcd"} if tree.numbers(leaf).get("weight")} == busy
         if not tree.terms.groups:
             holders = [leaf for leaf in {*busy, *contexts} if payer(leaf) == leaf]
