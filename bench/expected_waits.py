@@ -23,14 +23,14 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow
-from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
+from policies.tree.terms import ROOT, GroupSettings, Tree, TreePlace
 from simulation.run import Arrival, Record
 
 LARGE = replace(MEDIUM, name="64 slots", num_gpu_blocks=12_001, max_num_seqs=64, per_seq_s=5e-5)
 THINK_S, AGAIN_S, JITTER = 3.0, 1.0, 0.1
 AT_ITS_CEILING = Tree(
-    {"group": Placing(ROOT, GroupSettings(weight=50.0, max_running=16))},
-    {f"t{number}": Placing("group", GroupSettings()) for number in range(0, 100, 2)},
+    {"group": TreePlace(ROOT, GroupSettings(weight=50.0, max_running=16))},
+    {f"t{number}": TreePlace("group", GroupSettings()) for number in range(0, 100, 2)},
 )
 HEADS = ["", "as long as expected", "longer", "shorter", "in at first return"]
 

@@ -135,7 +135,7 @@ class Deciding:
         blocked = self.blocked if self.queued else None
         return self.overload.observe(self.backends.values(), blocked, now)
 
-    def _let_in(
+    def _admit_or_reject(
         self, request: Request, refused: Refused | None, now: float, pressure: Pressure, *, asks: bool = False
     ) -> Sequence[Decision]:
         """Admit a request to the queue, or reject it: as `refused`, or because the queue has no room for it.
@@ -217,7 +217,7 @@ class Deciding:
             if self._waiting.places.due:
                 self._waiting.places.expire(now)
         except Exception as error:
-            self._noted(error, "")
+            self._report_fault(error, "")
         while True:
             request = None
             try:
@@ -287,7 +287,7 @@ class Deciding:
         request = request or self._waiting.get(request_id) or (lease.request if lease is not None else None)
         decisions: list[Decision] = []
         if request is None:
-            self._noted(error, request_id)
+            self._report_fault(error, request_id)
         else:
             decisions.append(self._strike(request, error, now))
         self.room.changed()
@@ -298,12 +298,13 @@ class Deciding:
         """Remove a request from every table, and reject it."""
         strike(self.requests, request, now)
         self.room.changed()
-        self._noted(error, request.id)
+        self._report_fault(error, request.id)
         rejected = Reject(request.id, Refusal.INTERNAL_ERROR, 1.0)
         self.recent.note(rejected, request, now, CALM)
         return rejected
 
-    def _noted(self, error: Exception, request_id: str) -> None:
+    def _report_fault(self, error: Exception, request_id: str) -> None:
+        """Count a failed event, and call `on_fault`. Without a callback, raise the error."""
         self.faults += 1
         if self.on_fault is None:
             raise error

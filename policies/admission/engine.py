@@ -94,15 +94,15 @@ class AdmissionEngine(Deciding):
             pressure = self._observe(now) if self._waiting.requests or self.overload.pressure.overloaded else CALM
             if not self.is_served and not self.requests.cold_start.begin(now):
                 lost = Refused(Refusal.NO_BACKEND, self.capacity.retry_backoff_s_max)
-                return self._let_in(request, lost, now, pressure)
+                return self._admit_or_reject(request, lost, now, pressure)
             if self.peers is not None and self.peers.must_ask(request, now, is_calm=pressure is CALM):
-                decisions = self._let_in(request, None, now, pressure, asks=True)
+                decisions = self._admit_or_reject(request, None, now, pressure, asks=True)
                 if request.progress.state is State.UNDECIDED:
                     self.peers.ask(self, request)
                 return decisions
             refused = self.quotas.refusal(request, now) if self.quotas is not None else None
             refused = refused or self.requests.refusal(request, pressure, now)
-            return self._let_in(request, refused, now, pressure)
+            return self._admit_or_reject(request, refused, now, pressure)
         except Exception as error:
             return self._mend(error, request.id, now, request)
 

@@ -262,7 +262,7 @@ class PoolRoom:
         return engine if waits != [engine] else None
 
     def _least_full(self, blocked: Blocked) -> str | None:
-        """Return the engine that is expected to have room first for the request: the least full one; None if none is.
+        """Return the engine that is expected to have room first for the request, the least full one; or None.
 
         Batch work does not count where its preemption would make room for the request.
         """

@@ -120,6 +120,7 @@ def _place(
 
 
 def _wake(backlog: Backlog, engines: Engines, only: str | None) -> None:
+    """Wake the tenants that sleep in `backlog.full` and have room now, at engine `only` or any."""
     backlog.wake_at(lambda request: engines.may_wake(request, only))
 
 

@@ -58,7 +58,7 @@ class GroupSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Placing:
+class TreePlace:
     """The place of a group or tenant: the group that contains it (`ROOT` if none does), and its terms."""
 
     group: str
@@ -69,8 +69,8 @@ class Placing:
 class Tree:
     """The configured tree: groups, each after the group that contains it, and tenants with a group or with terms."""
 
-    groups: Mapping[str, Placing] = field(default_factory=dict)
-    tenants: Mapping[str, Placing] = field(default_factory=dict)
+    groups: Mapping[str, TreePlace] = field(default_factory=dict)
+    tenants: Mapping[str, TreePlace] = field(default_factory=dict)
 
     def floors(self) -> dict[str, float]:
         """Return the floor of each group: its own, or the sum of the floors inside it if that is more."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import count
 from random import Random
 
-from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
+from policies.tree.terms import ROOT, GroupSettings, Tree, TreePlace
 
 
 def random_tree(rng: Random, *, depth: int = 4, floors: bool = True) -> Tree:
-    groups: dict[str, Placing] = {}
-    tenants: dict[str, Placing] = {}
+    groups: dict[str, TreePlace] = {}
+    tenants: dict[str, TreePlace] = {}
     numbers = count()
 
     def grow(where: str, level: int, free: float) -> None:
@@ -23,10 +23,10 @@ def random_tree(rng: Random, *, depth: int = 4, floors: bool = True) -> Tree:
             settings = GroupSettings(weight=rng.choice([0.5, 1.0, 2.0, 4.0]), guaranteed_share=share)
             name = f"n{next(numbers)}"
             if level < depth and rng.random() < 0.6:
-                groups[name] = Placing(where, settings)
+                groups[name] = TreePlace(where, settings)
                 grow(name, level + 1, share if share is not None else 0.0)
             else:
-                tenants[name] = Placing(where, settings)
+                tenants[name] = TreePlace(where, settings)
 
     grow(ROOT, 1, 0.9)
     return Tree(groups, tenants)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.config.checks import Name
 from gateway.config.section import Section, filled, settings_from
 from gateway.config.sections.limits import ModelQuotasConfig
-from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
+from policies.tree.terms import ROOT, GroupSettings, Tree, TreePlace
 
 _USUAL: Final = frozenset({"name", "weight", "keys", "quota", "users"})
 """Fields that may be set on a tenant whose node in the tree has the defaults."""
@@ -42,7 +42,7 @@ class GroupConfig(Grouped):
 def tree_of(groups: Sequence[Grouped], tenants: Sequence[Grouped]) -> Tree:
     """Return the tree that these sections, free of contradictions, describe."""
     by_name = {group.name: group for group in groups}
-    placed: dict[str, Placing] = {}
+    placed: dict[str, TreePlace] = {}
     while len(placed) < len(by_name):
         for name, group in by_name.items():
             if name not in placed and (group.group is None or group.group in placed):
@@ -63,5 +63,5 @@ def groups_around(groups: Sequence[Grouped], tenants: Sequence[Grouped]) -> dict
     return around
 
 
-def _place(section: Grouped) -> Placing:
-    return Placing(section.group or ROOT, filled(GroupSettings, section))
+def _place(section: Grouped) -> TreePlace:
+    return TreePlace(section.group or ROOT, filled(GroupSettings, section))

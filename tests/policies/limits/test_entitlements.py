@@ -11,7 +11,7 @@ from policies.capacity.obstacle import Obstacle
 from policies.request import Request, of_batch
 from policies.settings import SettingError
 from policies.tree.pool_tree import PoolTree
-from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
+from policies.tree.terms import ROOT, GroupSettings, Tree, TreePlace
 from tests.policies.making import make_request
 from tests.policies.meetings.world import World, tree
 from tests.policies.trees import parts, random_tree
@@ -41,7 +41,7 @@ def test_parts_are_those_of_the_definition_whoever_is_present(seed: int) -> None
 
 def test_work_that_can_wait_is_divided_by_the_same_groups_and_leaves_others_what_they_have() -> None:
     tree = Tree(
-        {"g": Placing(ROOT, GroupSettings(weight=3.0, guaranteed_share=0.9))}, {"a": Placing("g", GroupSettings())}
+        {"g": TreePlace(ROOT, GroupSettings(weight=3.0, guaranteed_share=0.9))}, {"a": TreePlace("g", GroupSettings())}
     )
     entitlements = PoolTree(tree)
     for name in ("a", "b", of_batch("a"), of_batch("b")):

@@ -15,7 +15,7 @@ from policies.capacity.gauges import Gauges
 from policies.queue.bounds import QueueLimits
 from policies.queue.expected_wait import interval_s
 from policies.request import NO_CLAIM, Claim, Flow, Request, ServiceTokens, of_batch
-from policies.tree.terms import GroupSettings, Placing, Tree
+from policies.tree.terms import GroupSettings, Tree, TreePlace
 
 LONG = QueueLimits(queue_wait_s_max=1e5, queue_wait_s_max_inside=1e6, queue_requests_max=10**6)
 
@@ -249,8 +249,8 @@ def tree(
 ) -> Tree:
     """Groups and tenants by name, each with the group that it is in and its terms."""
 
-    def placed(of: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str, Placing]:
-        return {name: Placing(group, GroupSettings(**terms)) for name, (group, terms) in of.items()}
+    def placed(of: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str, TreePlace]:
+        return {name: TreePlace(group, GroupSettings(**terms)) for name, (group, terms) in of.items()}
 
     return Tree(placed(groups), placed(tenants))
 

@@ -6,13 +6,13 @@ import pytest
 
 from policies.replicas.messages import REPORTED_MAX
 from policies.tree.pool_tree import PoolTree
-from policies.tree.terms import ROOT, GroupSettings, Placing, Tree
+from policies.tree.terms import ROOT, GroupSettings, Tree, TreePlace
 from tests.policies.making import make_request
 
 
 def four(tenants: int, **terms: float) -> Tree:
     settings = GroupSettings(max_running=4, **terms)
-    return Tree({"g": Placing(ROOT, settings)}, {f"t{i}": Placing("g", GroupSettings()) for i in range(tenants)})
+    return Tree({"g": TreePlace(ROOT, settings)}, {f"t{i}": TreePlace("g", GroupSettings()) for i in range(tenants)})
 
 
 def runs(tree: PoolTree, tenant: str, requests: int = 1) -> None:
