@@ -9,9 +9,9 @@ owed. So over such an interval it receives at least that share of the whole, les
 
 One window bounds on each level who may go before whom. The candidates are the members whose counter is at most the
 window above the least waiting one. Of these, members with a call inside an interaction go first, and otherwise the
-least (`Counters`). Inside a flow requests go in order of arrival, but calls inside interactions and requests with cached
-prompts may pass all older ones. The window there is a number of requests: once `CALLS_PASSED` newer requests have passed
-the oldest one, nothing passes it. So no request is passed by more than `CALLS_PASSED` of its own flow.
+least (`Counters`). Inside a flow requests go in order of arrival, but a call inside an interaction or a request with a
+cached prompt may pass all older ones. The window there is a number of requests: once `CALLS_PASSED` newer requests have
+passed the oldest one, nothing passes it. So no request is passed by more than `CALLS_PASSED` of its own flow.
 
 Requests that cannot start for a reason of their own *sleep*, so that they hold up no others: a start until the working
 set has room, and a tenant until a full node of the tree, or the tenant's part of the prefill, has room.
