@@ -45,9 +45,7 @@ def admin_app(gateway: OperatedGateway) -> web.Application:
     requests whose Host is an address of this machine.
     """
     app = web.Application(middlewares=[guard(lambda: gateway.config)])
-    app.add_routes(
-        [*_process_routes(gateway), web.get("/state", StateView(gateway.replicas or gateway).answer), *page()]
-    )
+    app.add_routes([*_routes(gateway), web.get("/state", StateView(gateway.replicas or gateway).answer), *page()])
     return app
 
 
@@ -63,11 +61,11 @@ def worker_app(gateway: OperatedGateway) -> web.Application:
         return web.Response(body=encoded(found, recent.latest_after(int(request.query["ends"])), recent.count))
 
     app = web.Application()
-    app.add_routes([*_process_routes(gateway), web.get("/snapshot", snapshot)])
+    app.add_routes([*_routes(gateway), web.get("/snapshot", snapshot)])
     return app
 
 
-def _process_routes(gateway: OperatedGateway) -> list[web.RouteDef]:
+def _routes(gateway: OperatedGateway) -> list[web.RouteDef]:
     """Return the routes by which one process answers for itself."""
     gauges = PoolGauges(gateway.metrics)
 

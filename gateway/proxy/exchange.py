@@ -53,16 +53,8 @@ class Exchange(Relay):
     """A client's request, its place in the pool, and the answer. The `AdmissionClient` of its pool."""
 
     __slots__ = (
-        "_answer_bytes",
-        "_ending",
-        "_finder",
-        "_held",
-        "_held_bytes",
-        "_held_bytes_max",
-        "_meter",
-        "_name_filter",
-        "_pool",
-        "request",
+        "_answer_bytes", "_ending", "_finder", "_held", "_held_bytes", "_held_bytes_max", "_meter", "_name_filter",
+        "_pool", "request",
     )  # fmt: skip
 
     _ending: Ending
