@@ -34,7 +34,7 @@ from policies.admission.named import named_policy
 from policies.orders.fcfs import Fcfs
 from policies.queue.bounds import QueueLimits
 from simulation.run import Arrival, SimulationResult
-from tests.simulation.replicas import RAMP_S, WEIGHTS, Floods, TwinStore, run, service, skewed
+from tests.simulation.replicas import RAMP_S, WEIGHTS, Floods, SimulatedStore, run, service, skewed
 
 GATEWAYS, ENGINES = 8, 32
 CLIENTS = 40 * ENGINES
@@ -87,7 +87,9 @@ def replica_rows() -> list[list[str]]:
     rows, rates = [], []
     for gateways in (1, GATEWAYS):
         floods = Floods(FLOOD_S, skewed(gateways) if gateways > 1 else lambda *_: 0, clients=CLIENTS)
-        found, _ = run(floods, gateways, TwinStore() if gateways > 1 else None, policy="fairserve", engines=ENGINES)
+        found, _ = run(
+            floods, gateways, SimulatedStore() if gateways > 1 else None, policy="fairserve", engines=ENGINES
+        )
         got = service(found, RAMP_S, FLOOD_S)
         rates.append(sum(got.values()))
         due = WEIGHTS["heavy"] / WEIGHTS["light"]

@@ -26,7 +26,7 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
 from simulation.run import Arrival, Record
-from tests.simulation.replicas import TwinStore
+from tests.simulation.replicas import SimulatedStore
 
 TRACES = Path(__file__).parents[2] / "shared" / "traces"
 RECORDED_TOKENS_PER_S = 60.0
@@ -246,7 +246,7 @@ def run(row: Row, seed: int, until_s: float, *, holds: bool, steps: bool = False
     simulate_together(
         crowd.arrivals(), engines=gateways, backends=models, next_arrival=crowd.next_arrival,
         ended=ended, steps=steps, until_s=until_s, arrives_at=row.gateway_of,
-        store=TwinStore() if row.gateways > 1 else None,
+        store=SimulatedStore() if row.gateways > 1 else None,
     )  # fmt: skip
     found.tasks = sum(end_s >= from_s for _, _, end_s in crowd.finished)
     found.queued, found.came_back = sum(engine.queued for engine in gateways), crowd.came_back

@@ -30,8 +30,8 @@ from typing import Final
 from policies.app_paces import PACE_S_MAX, AppPaces
 from policies.capacity.output_lengths import APPS_MAX
 from policies.correlation_table import KEYS_MAX, CorrelationTable
-from policies.limits.fullness import given_up
-from policies.request import NO_CLAIM, NO_KEYS, CorrelationKeys, Flow, Interaction, Key, Request, ServiceTokens
+from policies.recent import given_up
+from policies.request import NO_CLAIM, NO_KEYS, Flow, Interaction, Key, Request, ServiceTokens
 from policies.settings import COUNT_MAX, check_bounds, setting
 
 EXTENDED_MAX: Final = 256
@@ -103,7 +103,7 @@ class Interactions:
     def set(self, settings: InteractionSettings) -> None:
         """Replace the settings, also for open interactions."""
         self.settings = settings
-        self._by_key.set(KEYS_EACH * settings.open_max)
+        self._by_key.keys_max = KEYS_EACH * settings.open_max
         self.paces.apps_max = settings.apps_max
 
     # --- events ---
@@ -169,10 +169,12 @@ class Interactions:
         if claim.ends:
             self._by_key.forget(interaction)
         elif answer_keys is not NO_KEYS and not claim.explicit:
-            if self.changed is None:
-                self._by_key.add_all(interaction, answer_keys.strong, answer_keys.weak, answer_keys.text)
-            else:
-                self._add_keys(interaction, answer_keys)
+            for key in answer_keys.strong:
+                self._add_key(interaction, key, is_strong=True)
+            for key in answer_keys.weak:
+                self._add_key(interaction, key, is_strong=False)
+            for text in answer_keys.text:
+                self._by_key.add(interaction, text)
         self._end_call(interaction, service, now)
 
     def broke_off(self, request: Request, service: ServiceTokens, now: float) -> None:
@@ -196,13 +198,12 @@ class Interactions:
     def _find(self, request: Request, now: float) -> Interaction | None:
         """Return the open interaction that a request belongs to, by the evidence in its claim; None for a new one."""
         flow, claim = request.flow, request.claim
-        own = self._open.get(flow.tenant)
         if claim.explicit:
-            found = own.get((flow.app, flow.user, claim.id)) if own is not None else None
+            found = self._named(flow, claim.id)
             return found if found is not None and self._is_there(found, now) else None
         if claim.extends and not claim.id:
             for extended in islice(reversed(claim.extends), EXTENDED_MAX):
-                found = own.get((flow.app, flow.user, extended)) if own is not None else None
+                found = self._named(flow, extended)
                 if found is not None and not _rests(found):
                     return found if self._is_there(found, now) else None
             return None
@@ -224,20 +225,21 @@ class Interactions:
             return self._by_weak_keys(request, now)
         return None
 
+    def _named(self, flow: Flow, name: str | int) -> Interaction | None:
+        """Return the open interaction of this flow with this name, or None."""
+        own = self._open.get(flow.tenant)
+        return own.get((flow.app, flow.user, name)) if own is not None else None
+
     def _known_by(self, flow: Flow, key: str | int) -> Sequence[Interaction]:
         """Return the interactions of this flow with this name or key."""
-        holders = self._by_key.of(flow.tenant, flow.app, flow.user, key)
-        own = self._open.get(flow.tenant)
-        named = own.get((flow.app, flow.user, key)) if own is not None else None
-        if named is None:
-            return holders
-        return (named, *holders) if holders else (named,)
+        named, holders = self._named(flow, key), self._by_key.of(flow, key)
+        return holders if named is None else (named, *holders)
 
     def _of_several(self, known: Sequence[Interaction], now: float) -> Interaction | None:
         """Return the live interaction that has been silent longest, if possible one without a call under way."""
         if len(known) < 2:
             return known[0] if known and self._is_there(known[0], now) else None
-        there = [one for one in tuple(known) if self._is_there(one, now)]
+        there = [one for one in known if self._is_there(one, now)]
         return min(there, key=lambda one: (one.under_way > 0, one.seen_s)) if there else None
 
     def _by_weak_keys(self, request: Request, now: float) -> Interaction | None:
@@ -249,7 +251,7 @@ class Interactions:
         pace_s = self.paces.pace_s(flow.tenant, flow.app)
         found: list[Interaction] = []
         for key in request.claim.keys.weak:
-            known = [one for one in tuple(self._known_by(flow, key)) if self._is_there(one, now)]
+            known = [one for one in self._known_by(flow, key) if self._is_there(one, now)]
             in_time = [one for one in known if _is_in_time(one, now, pace_s)]
             if known and not found:
                 last = max(known, key=lambda one: one.seen_s)
@@ -265,9 +267,8 @@ class Interactions:
     def _by_text(self, request: Request, among: list[Interaction], now: float, pace_s: float) -> list[Interaction]:
         """Return the interactions that share most keys of text with the request, out of `among` unless it is empty."""
         counts: dict[Interaction, int] = {}
-        tenant, app, user = request.flow
         for key in request.claim.keys.text:
-            for one in self._by_key.of(tenant, app, user, key):
+            for one in self._by_key.of(request.flow, key):
                 if _is_in_time(one, now, pace_s) and (not among or one in among):
                     counts[one] = counts.get(one, 0) + 1
         most = max(counts.values(), default=0)
@@ -287,10 +288,10 @@ class Interactions:
     def _begin(self, request: Request, now: float) -> Interaction:
         flow, claim = request.flow, request.claim
         key = (flow.app, flow.user, claim.id or claim.extends[-1])
-        if claim.begins and claim.id and not claim.explicit:
-            own = self._open.get(flow.tenant)
-            if (own is not None and key in own) or self._by_key.of(flow.tenant, flow.app, flow.user, claim.id):
-                key = (flow.app, flow.user, claim.id[:8] + request.id[-8:])  # its id is taken by an equal question
+        own = self._open.get(flow.tenant)
+        is_question = claim.begins and claim.id and not claim.explicit
+        if is_question and ((own is not None and key in own) or self._by_key.of(flow, claim.id)):
+            key = (flow.app, flow.user, claim.id[:8] + request.id[-8:])  # its id is taken by an equal question
         return self.open(flow, key, now)
 
     def open(self, flow: Flow, key: Key, now: float) -> Interaction:
@@ -302,10 +303,7 @@ class Interactions:
         own = self._open.get(flow.tenant)
         if own is not None and key in own:
             self._close(own[key])
-            own = self._open.get(flow.tenant)
-        if own is None:
-            own = self._open[flow.tenant] = {}
-        interaction = own[key] = Interaction(flow.tenant, key, now)
+        interaction = self._open.setdefault(flow.tenant, {})[key] = Interaction(flow.tenant, key, now)
         self._count += 1
         return interaction
 
@@ -317,15 +315,8 @@ class Interactions:
         """Return the table for an interaction without a call under way."""
         return self._resting if interaction.over else self._awaited if interaction.awaited else self._idle
 
-    def _add_keys(self, interaction: Interaction, keys: CorrelationKeys) -> None:
-        """Add the keys of an answer, and note those that other gateways are to know."""
-        for key in keys.strong:
-            self._add_key(interaction, key, is_strong=True)
-        for key in keys.weak:
-            self._add_key(interaction, key, is_strong=False)
-        self._by_key.add_all(interaction, keys.text)
-
     def _add_key(self, interaction: Interaction, key: str, *, is_strong: bool, alone: bool = False) -> None:
+        """Add a key of an answer, and note that other gateways are to know the key."""
         is_new = self._by_key.add(interaction, key, alone=alone)
         if self.changed is not None:
             unreported = interaction.unreported
@@ -337,8 +328,8 @@ class Interactions:
 
     def _rename(self, interaction: Interaction, last: int) -> None:
         """Rename a raw prompt's interaction to the hash of its longer prompt, which the next call extends."""
-        own, key = self._open.get(interaction.tenant), (*interaction.key[:2], last)
-        if own is not None and own.get(interaction.key) is interaction and key not in own:
+        own, key = self._open.get(interaction.tenant, {}), (*interaction.key[:2], last)
+        if own.get(interaction.key) is interaction and key not in own:
             del own[interaction.key]
             interaction.key = key
             own[key] = interaction

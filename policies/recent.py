@@ -1,10 +1,17 @@
-"""Which entries of a table with a bound are forgotten? Those that were used least recently."""
+"""Which entries of a table with a bound are forgotten? Those that were used least recently.
+
+Of a table that all tenants share, those of the tenant with most entries.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+PART: Final = 100
+"""Fraction of a full table that is forgotten at once is 1 / PART, so that the scan of all tenants is rare."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -34,3 +41,15 @@ def adopt(table: OrderedDict[K, Any], theirs: Mapping[K, Any], most: int) -> Non
         if own is None or own.seen < known.seen:
             table[key] = known
     trim(table, most)
+
+
+def given_up(tables: Mapping[str, Mapping[K, V]], most: int) -> list[tuple[str, K]]:
+    """Return the entries to forget, each with its tenant: the oldest `most / PART` entries of the largest tenant.
+
+    If no tenant has that many, the oldest entry of each of that many tenants. No table may be empty. O(tenants).
+    """
+    count = max(1, most // PART)
+    tenant = max(tables, key=lambda name: (len(tables[name]), name))
+    if len(tables[tenant]) >= count:
+        return [(tenant, key) for key in islice(tables[tenant], count)]
+    return [(name, next(iter(own))) for name, own in islice(tables.items(), count)]

@@ -125,7 +125,7 @@ class Interaction:
     """An open interaction: its calls so far, its calls under way, and its tokens."""
 
     __slots__ = (
-        "awaited", "began_s", "calls", "contexts", "key", "key_hashes", "over", "reported", "seen_s",
+        "as_holder", "awaited", "began_s", "calls", "contexts", "key", "key_hashes", "over", "reported", "seen_s",
         "start_tokens", "tenant", "tokens", "uncut_tokens", "under_way", "unreported",
     )  # fmt: skip
 
@@ -144,8 +144,10 @@ class Interaction:
         self.began_s = self.seen_s = now
         self.awaited = False
         """The last answer asked for more, such as a tool's result, so a longer silence is allowed."""
-        self.key_hashes: list[int] | None = None
-        """Hashes of its keys in `policies.correlation_table`, the oldest first; None if it has no key."""
+        self.key_hashes: list[int] = []
+        """Hashes of its keys in `policies.correlation_table`, the oldest first."""
+        self.as_holder: tuple[Interaction, ...] | None = None
+        """Only holder of a key there: one shared object, since most keys have one holder; None without keys."""
         self.contexts: tuple[Any, ...] = ()
         """Its contexts in the working sets of pools (`capacity.working_set`), which may have forgotten them."""
         self.reported: Any = None

@@ -37,7 +37,7 @@ def named(results: Sequence[ReplayResult]) -> tuple[str, str]:
 
 
 def verdict(results: Sequence[ReplayResult]) -> str:
-    """Return how long the tenants waited that gain and pay most, or else those of most demand."""
+    """Return how long the tenants that gain and pay most waited under both runs."""
     one, other = compared(results)
     if one is other:
         return f"Under `{one.policy}`, {_longest(one.tenants)}."
@@ -46,20 +46,16 @@ def verdict(results: Sequence[ReplayResult]) -> str:
     gainer, payer = named(results)
     if not gainer and not payer:
         return f"{here[0].upper()}{here[1:]}, everybody waited about as long as {there}: {_longest(one.tenants)}."
-    before, after = pairs[gainer or payer]
-    sentence = (
-        f"`{short(before.name)}` {'gains' if gainer else 'pays'} most: {here}, {_part(before)} waited {_wait(before)}"
-    )
-    sentence += f"{' or longer' if before.requests > 1 and before.ttft_s is not None else ''} for its first token"
-    sentence += f"{_refusals(before)}, {there} {_wait(after)}{_refusals(after)}. "
-    if gainer and payer:
-        before, after = pairs[payer]
-        return f"{sentence}`{short(payer)}` pays most: {_part(before)} {_waits_of_both(before, after)}."
-    most, most_after = next(iter(pairs.values()))
-    sentence += "Nobody pays" if gainer else "Nobody gains"
-    if most.name != before.name:
-        sentence += f": of `{short(most.name)}`, who asked for most, {_part(most)} {_waits_of_both(most, most_after)}"
-    return sentence + "."
+    sentences = []
+    for name, verb in ((gainer, "gains"), (payer, "pays")):
+        if not name:
+            sentences.append(f"Nobody {verb}.")
+            continue
+        before, after = pairs[name]
+        or_longer = " or longer" if before.requests > 1 and before.ttft_s is not None else ""
+        waited = f"{_part(before)} waited {_wait(before)}{or_longer} for its first token{_refusals(before)}"
+        sentences.append(f"`{short(name)}` {verb} most: {here}, {waited}, {there} {_wait(after)}{_refusals(after)}.")
+    return " ".join(sentences)
 
 
 def _pairs(one: ReplayResult, other: ReplayResult) -> list[tuple[TenantResult, TenantResult]]:
@@ -113,11 +109,6 @@ def _change(one: TenantResult, other: TenantResult) -> float:
         return 0.0
     served = (other.completed - one.completed) / one.requests
     return log(max(SHORTEST_S, _waited_s(one)) / max(SHORTEST_S, _waited_s(other))) + REFUSED_WEIGHT * served
-
-
-def _waits_of_both(one: TenantResult, other: TenantResult) -> str:
-    """Return the words for a tenant's waits and refusals in two runs."""
-    return f"{_wait(one)}{_refusals(one)} and {_wait(other)}{_refusals(other)}"
 
 
 def _wait(tenant: TenantResult) -> str:

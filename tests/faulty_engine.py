@@ -6,17 +6,19 @@ import asyncio
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 from aiohttp import web
 
-from backends.simulated.answer_formats import ABORT, SimulatedAnswer
-from backends.simulated.calls import CallRefusedError
+from backends.simulated.answer_formats import SimulatedAnswer
+from backends.simulated.calls import CallRefusedError, read_object, read_prompt, render_chat
 from backends.simulated.engine_profiles import EngineProfile
-from backends.simulated.simulated_server import BUSY, SimulatedServer, hang_up
+from backends.simulated.simulated_server import SimulatedServer
+from tests.kit.answer_formats import ABORT, ALL_FORMATS, ResponsesAnswer
 
 STILL_S = 0.05
+BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 
 
 @dataclass(slots=True)
@@ -50,11 +52,40 @@ class Faults:
 
 
 class FaultyEngine(SimulatedServer):
-    """Serves as `SimulatedServer` does, but for its faults, which may be changed while it serves."""
+    """Serves as `SimulatedServer` does, with all of vLLM's APIs, and with faults, which may be changed while it serves.
 
-    def __init__(self, profile: EngineProfile, *, faults: Faults | None = None, **options: Any) -> None:
+    `adapters`: names that are listed as LoRA adapters of the first model; nothing else differs.
+    """
+
+    formats = ALL_FORMATS
+
+    def __init__(
+        self,
+        profile: EngineProfile,
+        *,
+        faults: Faults | None = None,
+        adapters: tuple[str, ...] = (),
+        **options: Any,
+    ) -> None:
         super().__init__(profile, **options)
         self.faults = faults or Faults()
+        self.adapters = adapters
+
+    def routes(self) -> list[web.RouteDef]:
+        return [*super().routes(), web.post("/tokenize", self._tokenize)]
+
+    def cards(self) -> list[dict[str, Any]]:
+        of_adapter = {"parent": self.model_names[0], "max_model_len": None}
+        return [card | of_adapter if card["id"] in self.adapters else card for card in super().cards()]
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        try:
+            body = read_object(await request.read())
+            text = str(body["prompt"]).encode() if "prompt" in body else render_chat(body.get("messages"))
+        except CallRefusedError as error:
+            return web.Response(status=400, body=SimulatedAnswer.error_body(error), content_type="application/json")
+        count, most = read_prompt(text, self.profile.block_size).tokens, self.profile.max_model_len
+        return web.json_response({"count": count, "max_model_len": most, "tokens": list(range(count))})
 
     async def at(self, moment: str, request: web.Request | None = None, answer: SimulatedAnswer | None = None) -> None:
         faults = self.faults
@@ -65,9 +96,12 @@ class FaultyEngine(SimulatedServer):
         if moment == "call":
             await self._call(request, request.transport)
         elif moment == "submit" and faults.take("refuse_in_stream_next"):
+            if isinstance(answer, ResponsesAnswer) and answer.call.stream:
+                await hang_up(request)
             raise CallRefusedError(503, BUSY, "Service Unavailable")
         elif moment == "submit" and answer is not None and faults.is_draining:
             answer.finish = [ABORT] * len(answer.finish)
+            answer.call.include_usage = False  # only the bare end is sent
             answer.write(answer.end() if answer.call.stream else b"")
             answer.done.set()
         elif moment == "submit" and answer is not None and answer.transport is not None:
@@ -96,6 +130,14 @@ class FaultyEngine(SimulatedServer):
             await asyncio.Event().wait()
         if self.faults.take("refuse_next"):
             raise CallRefusedError(503, BUSY, "Service Unavailable")
+
+
+async def hang_up(request: web.Request) -> NoReturn:
+    """Close the connection; aiohttp then cancels this handler."""
+    if request.transport is not None:
+        request.transport.close()
+    await asyncio.Event().wait()
+    raise AssertionError("an event that nobody has was set")
 
 
 class _CutTransport(asyncio.Transport):

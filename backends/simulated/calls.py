@@ -70,7 +70,6 @@ class SimulatedCall:
     stream: bool = False
     ignore_eos: bool = False
     include_usage: bool = False
-    continuous_usage: bool = False
     output_tokens: list[int] = field(init=False)
     """Per choice: tokens until its end by itself or at `max_tokens`."""
 
@@ -123,7 +122,6 @@ def read_call(endpoint: Endpoint, raw: bytes, profile: EngineProfile, model_name
     prompts = [read_prompt(text, profile.block_size, str(salt)) for text in endpoint.prompts(body)]
     options = body.get("stream_options")
     options = options if isinstance(options, dict) else {}
-    include_usage = bool(options.get("include_usage"))
     _integer(body, "priority", 0, -(2**63), 2**63 - 1)  # accepted, without effect under first come, first served
     return SimulatedCall(
         model=str(model),
@@ -132,8 +130,7 @@ def read_call(endpoint: Endpoint, raw: bytes, profile: EngineProfile, model_name
         n=_integer(body, "n", 1, 1, _CHOICES_MAX) if endpoint.has_choices else 1,
         stream=bool(body.get("stream")) and bool(endpoint.limits),
         ignore_eos=bool(body.get("ignore_eos")),
-        include_usage=include_usage,
-        continuous_usage=include_usage and bool(options.get("continuous_usage_stats")),
+        include_usage=bool(options.get("include_usage")),
     )
 
 

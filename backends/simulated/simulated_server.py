@@ -6,15 +6,14 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import msgspec
 from aiohttp import web
 
-from backends.simulated.answer_formats import FORMATS, SimulatedAnswer, tokenized
-from backends.simulated.calls import CallRefusedError, SimulatedCall, read_call
+from backends.simulated.answer_formats import ChatAnswer, CompletionAnswer, SimulatedAnswer
+from backends.simulated.calls import CallRefusedError, read_call
 from backends.simulated.engine_model import EngineGauges, EngineModel, EngineRequest, Step
 from backends.simulated.engine_profiles import EngineProfile, profile
 from backends.vllm_plugin import steps
@@ -23,24 +22,16 @@ _BODY_BYTES_MAX = 32 * 2**20
 _CATCH_UP_S = 0.05
 _ABORTED: tuple[None, int] = None, 0
 """Stands for the answer of a request aborted within the step."""
-BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 
 
 @dataclass(eq=False)
 class SimulatedServer:
-    """A server for one engine model. A model second takes `time_scale` real seconds (0: as fast as possible).
+    """A server for one engine model. A model second takes `time_scale` real seconds (0: as fast as possible)."""
 
-    Args:
-        adapters: model names that are listed as LoRA adapters of the first name; nothing else differs.
-        max_num_queued_reqs: vLLM's flag. Above this many unfinished requests the server answers 503, to a burst of
-            streams 200 with the 503 inside.
-    """
-
+    formats: ClassVar[tuple[type[SimulatedAnswer], ...]] = (ChatAnswer, CompletionAnswer)
     profile: EngineProfile
     model_names: tuple[str, ...] = field(default=("simulated",), kw_only=True)
-    adapters: tuple[str, ...] = field(default=(), kw_only=True)
     time_scale: float = field(default=1.0, kw_only=True)
-    max_num_queued_reqs: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         self.scrapes = 0
@@ -76,8 +67,7 @@ class SimulatedServer:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            *(web.post(kind.endpoint.path, self._generate(kind)) for kind in FORMATS),
-            web.post("/tokenize", self._tokenize),
+            *(web.post(kind.endpoint.path, self._generate(kind)) for kind in self.formats),
             web.get("/v1/models", self._models),
             web.get("/health", _health),
             web.get("/version", _version),
@@ -85,9 +75,6 @@ class SimulatedServer:
             web.get("/metrics/", self._metrics),
             web.get(steps.PATH, self._stream_steps),
         ]
-
-    async def _tokenize(self, request: web.Request) -> web.Response:
-        return await tokenized(request, self.profile)
 
     async def serve(self) -> NoReturn:
         """Serve until cancelled, or raise what ended the engine's loop."""
@@ -147,8 +134,6 @@ class SimulatedServer:
             try:
                 await self.at("call", request)
                 call = read_call(kind.endpoint, await request.read(), self.profile, self.model_names)
-                self._refuse_if_full(call)
-                await asyncio.sleep(0)  # vLLM renders the prompt here, so a burst passes the first check together
                 answer = kind(call)
                 if call.stream:
                     return await self._stream(request, answer)
@@ -162,15 +147,9 @@ class SimulatedServer:
     async def at(self, moment: str, request: web.Request | None = None, answer: SimulatedAnswer | None = None) -> None:
         """Hook for faulty engines, called at the moments step, call, submit, body and end."""
 
-    def _refuse_if_full(self, call: SimulatedCall) -> None:
-        limit = self.max_num_queued_reqs
-        if limit is not None and len(self._answers) + len(call.output_tokens) > limit:
-            raise CallRefusedError(503, BUSY, "Service Unavailable")
-
     def _submit(self, answer: SimulatedAnswer) -> None:
         """Submit every choice to the engine."""
         call = answer.call
-        self._refuse_if_full(call)
         if answer.done.is_set():
             return
         now = asyncio.get_running_loop().time()
@@ -235,38 +214,24 @@ class SimulatedServer:
             await answer.done.wait()
             await self.at("end", request, answer)
         except CallRefusedError as error:
-            events = answer.error_event(error)
-            if events is None:
-                await hang_up(request)
-            answer.write(events or b"")
+            answer.write(answer.error_event(error))
         finally:
             self._abort(answer)
         await response.write_eof()
         return response
 
+    def cards(self) -> list[dict[str, Any]]:
+        """Return the list of models."""
+        card = {"object": "model", "created": 0, "owned_by": "vllm", "max_model_len": self.profile.max_model_len}
+        return [{"id": name, "root": name, "parent": None, **card} for name in self.model_names]
+
     async def _models(self, request: web.Request) -> web.Response:
-        cards = [
-            {
-                "id": name,
-                "object": "model",
-                "created": 0,
-                "owned_by": "vllm",
-                "root": name,
-                "parent": self.model_names[0] if name in self.adapters else None,
-                "max_model_len": None if name in self.adapters else self.profile.max_model_len,
-            }
-            for name in self.model_names
-        ]
-        return web.json_response({"object": "list", "data": cards})
+        return web.json_response({"object": "list", "data": self.cards()})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        """Serve the metrics. The mount at /metrics/ knows name[]; the route /metrics does not."""
         self.scrapes += 1
-        is_mount = request.path.endswith("/")
-        names = request.query.getall("name[]", []) if is_mount else []
-        page = render(self.profile, self.model_names[0], self.gauges, names)
-        kind = f"text/plain; version={'0.0.4' if is_mount else '1.0.0'}; charset=utf-8"
-        return web.Response(body=page, headers={"Content-Type": kind})
+        page = render(self.profile, self.model_names[0], self.gauges)
+        return web.Response(body=page, headers={"Content-Type": "text/plain; version=1.0.0; charset=utf-8"})
 
 
 def _steps_of(profile: EngineProfile) -> steps.Steps:
@@ -278,8 +243,8 @@ def _steps_of(profile: EngineProfile) -> steps.Steps:
     return feed
 
 
-def render(profile: EngineProfile, model: str, gauges: EngineGauges, names: Collection[str] = ()) -> bytes:
-    """Render vLLM's page of metrics in the classic text format: what a gateway reads, or the series in `names`."""
+def render(profile: EngineProfile, model: str, gauges: EngineGauges) -> bytes:
+    """Render what a gateway reads of vLLM's page of metrics, in the classic text format."""
     own = {"engine": "0", "model_name": model}
     cache = {
         "block_size": str(profile.block_size),
@@ -301,7 +266,6 @@ def render(profile: EngineProfile, model: str, gauges: EngineGauges, names: Coll
     return "".join(
         f"vllm:{name}{{{','.join(f'{label}={json.dumps(text)}' for label, text in labels.items())}}} {float(value)}\n"
         for name, labels, value in lines
-        if not names or f"vllm:{name}" in names
     ).encode()
 
 
@@ -313,19 +277,9 @@ async def _health(request: web.Request) -> web.Response:
     return web.Response()
 
 
-async def hang_up(request: web.Request) -> NoReturn:
-    """Close the connection; aiohttp then cancels this handler."""
-    if request.transport is not None:
-        request.transport.close()
-    await asyncio.Event().wait()
-    raise AssertionError("an event that nobody has was set")
-
-
-async def run(
-    host: str, port: int, profile_name: str, model_names: tuple[str, ...], max_num_queued_reqs: int | None
-) -> None:
+async def run(host: str, port: int, profile_name: str, model_names: tuple[str, ...]) -> None:
     """Serve until cancelled. Raise UnknownProfileError, or OSError for a taken port."""
-    server = SimulatedServer(profile(profile_name), model_names=model_names, max_num_queued_reqs=max_num_queued_reqs)
+    server = SimulatedServer(profile(profile_name), model_names=model_names)
     bound = await server.start(host, port)
     print(f"simulated vLLM ({profile_name}) on http://{host}:{bound}, models: {', '.join(model_names)}", flush=True)
     try:

@@ -113,10 +113,7 @@ def serve(
 @click.option("--port", default=8000, show_default=True, help="Port to listen on; 0: a free one.")
 @click.option("--profile", default="demo", show_default=True, help="Engine and GPU to imitate.")
 @click.option("--model", "models", multiple=True, default=("simulated",), show_default=True, help="Served model name.")
-@click.option(
-    "--max-num-queued-reqs", type=int, default=None, help="Waiting requests beyond which more get 503, as vLLM does."
-)
-def sim(host: str, port: int, profile: str, models: tuple[str, ...], max_num_queued_reqs: int | None) -> None:
+def sim(host: str, port: int, profile: str, models: tuple[str, ...]) -> None:
     """Run a simulated vLLM: real batching, KV cache, preemption and metrics, invented text.
 
     \b
@@ -126,7 +123,7 @@ def sim(host: str, port: int, profile: str, models: tuple[str, ...], max_num_que
     from backends.simulated.simulated_server import run as run_engine
 
     try:
-        run(lambda: run_engine(host, port, profile, models, max_num_queued_reqs))
+        run(lambda: run_engine(host, port, profile, models))
     except UnknownProfileError as error:
         raise click.BadParameter(str(error), param_hint="--profile") from error
 

@@ -32,18 +32,6 @@ BACKENDS_MAX = 1024
 NAMES_MAX = 5
 
 
-def _counts(_context: click.Context, _option: click.Parameter, text: str | None) -> tuple[int, ...] | None:
-    """Parse numbers of engines, separated by commas, without duplicates. Raise BadParameter."""
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and 1 <= int(part) <= BACKENDS_MAX for part in parts):
-        raise click.BadParameter(
-            f"{text!r} is not a number of engines from 1 to {BACKENDS_MAX}, or several with commas"
-        )
-    return tuple(dict.fromkeys(map(int, parts)))
-
-
 @click.command()
 @click.argument(
     "paths", metavar="TRACE...", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, allow_dash=True)
@@ -55,9 +43,9 @@ def _counts(_context: click.Context, _option: click.Parameter, text: str | None)
 )
 @click.option(
     "--backends",
-    metavar="N[,N]",
-    callback=_counts,
-    help="Numbers of engines to compare.  [default: as the log tells, or 1; with -c: the pool's]",
+    type=click.IntRange(1, BACKENDS_MAX),
+    multiple=True,
+    help="Number of engines; repeat to compare several.  [default: as the log tells, or 1; with -c: the pool's]",
 )
 @click.option(
     "--profile",
@@ -75,7 +63,7 @@ def _counts(_context: click.Context, _option: click.Parameter, text: str | None)
 )
 def replay(
     paths: tuple[str, ...], config_path: Path | None, pool_name: str | None, policies: str | None,
-    backends: tuple[int, ...] | None, profile_name: str | None, speed: float, limit: int | None,
+    backends: tuple[int, ...], profile_name: str | None, speed: float, limit: int | None,
     json_path: Path | None, picture_path: Path | None,
 ) -> None:  # fmt: skip
     """Replay recorded traffic under several policies in virtual time. TRACE is fairgate's access log, also while the
@@ -122,7 +110,9 @@ def replay(
             if profile_name is None:
                 engine = measured(trace.entries()) or engine
             counts = (setting.counts(backends) if setting is not None else backends) or (engine.backends,)
-            results = [_run(name, count, trace, engine.profile, setting) for count in counts for name in names]
+            results = [
+                _run(name, count, trace, engine.profile, setting) for count in dict.fromkeys(counts) for name in names
+            ]
             remarks = [] if profile_name is not None else [engine.why]
             remarks += setting.remarks(trace) if setting is not None else []
             replayed = ReplayReport(trace, engine.profile, results, remarks)
@@ -187,12 +177,9 @@ class _Setting:
         own = self.config.policy.name
         return f"{BASELINE},{'fairserve' if own == BASELINE else own}"
 
-    def counts(self, asked: tuple[int, ...] | None) -> tuple[int, ...]:
+    def counts(self, asked: tuple[int, ...]) -> tuple[int, ...]:
         """Return the numbers of engines to compare: the pool's own, which a single other number is compared with."""
-        own = len(self.pool.backends)
-        if asked is None:
-            return (own,)
-        return (own, *asked) if len(asked) == 1 and asked != (own,) else asked
+        return asked if len(asked) > 1 else (len(self.pool.backends), *asked)
 
     def weights(self) -> dict[str, float]:
         return {tenant.name: tenant.weight for tenant in self.config.tenants}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
@@ -163,7 +164,7 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
             systemd.notify("READY=1")
         else:
             loop.add_reader(worker.liveness_pipe, orphaned)
-            log.write_line(_worker_announcement(gateway, worker))
+            log.write_line(f"fairgate: {worker.name} serves (process {os.getpid()})")
         await stop.wait()
         if worker is None:
             systemd.notify("STOPPING=1")
@@ -219,17 +220,6 @@ def _without_key(config: Config) -> list[str]:
 def _for_this_run(minted: list[MintedKey]) -> list[str]:
     keys = [f"    {each.tenant:<12} {each.key}" for each in minted]
     return ["  keys for this run only, for tenants that have none in the config:", *keys] if keys else []
-
-
-def _worker_announcement(gateway: Gateway, worker: Child) -> str:
-    """Return the lines that a worker prints at its start: its process, and what keeps it from serving."""
-    import os
-
-    lines = [f"fairgate: {worker.name} serves (process {os.getpid()})"]
-    lines += [f"  {worker.name} not ready: {fault}" for fault in gateway.not_ready()]
-    if (state := gateway.state()) is not None and state != "shared":
-        lines.append(f"  {worker.name} state: {state}")
-    return "\n".join(lines)
 
 
 def _announcement(gateway: Gateway) -> str:

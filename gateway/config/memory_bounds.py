@@ -51,7 +51,7 @@ TABLES: Final = {
     "tenants": Table("a tenant with requests or contexts: what it uses", 2330, 2, True),
     "lengths": Table("the last 64 lengths of answers of one app", 2200, 16, True),
     "decisions": Table("one of the last decisions, for `explain`", 2260, 8, True),
-    "interactions": Table("an open interaction, and what it is known by", 2300, 1),
+    "interactions": Table("an open interaction, and what it is known by", 2400, 1),
     "ends": Table("one of the last requests that ended, for the page and `top`; half as many of tenants' own", 2050, 4),
     "quotas": Table("the counts of a tenant or a group for its quota, of a minute, a day and a month", 10_400, 4),
     "sums": Table("usage of one user in an hour, not yet written", 1260, 2),
@@ -62,8 +62,8 @@ TABLES: Final = {
     "rates": Table("a tenant or an address that asks too fast", 790, 4),
 }
 NAME_BYTES: Final = ALLOCATED * sum([table.entry_bytes / table.part for table in TABLES.values()])
-BLOCK_BYTES: Final = 376
-"""A cached block of a prompt; the first block of its prompt."""
+BLOCK_BYTES: Final = 220
+"""A cached block of a prompt."""
 
 
 class Bounds(NamedTuple):

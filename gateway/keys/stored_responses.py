@@ -19,7 +19,7 @@ from gateway.http.errors import ApiError, Reason
 from gateway.keys.identity import Principal
 from gateway.storage.store import Store
 from gateway.storage.store_errors import StoreError
-from policies.limits.fullness import given_up
+from policies.recent import given_up
 
 KEPT_S: Final = 30 * 86_400.0
 """Seconds for which an id is kept after it was given out or asked for; OpenAI keeps a response this long."""

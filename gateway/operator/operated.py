@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from gateway.operator.snapshots.snapshot import GatewayProcess, SnapshotSource
 
 if TYPE_CHECKING:
-    from gateway.pool.replication.ticker import Exchanges
+    from gateway.pool.replication.ticker import SyncRounds
     from gateway.pool.shared import Shared
     from gateway.telemetry.metrics import Metrics
 
@@ -37,7 +37,7 @@ class OperatedGateway(GatewayProcess, Protocol):
     shared: Shared
 
     @property
-    def exchanges(self) -> Sequence[Exchanges]: ...
+    def sync_rounds(self) -> Sequence[SyncRounds]: ...
 
     @property
     def replicas(self) -> SnapshotSource | None:

@@ -63,7 +63,7 @@ class PoolGauges:
         rows["fairgate_open_interactions"].append(([], 0 if interactions is None else len(interactions)))
         self._read_pools(rows, gateway.pools)
         rows["fairgate_quota_used_ratio"] = [] if quotas is None else self._read_quotas(quotas)
-        for each in gateway.exchanges:
+        for each in gateway.sync_rounds:
             rows["fairgate_replica_alone"].append(([each.about], each.is_alone))
         self._rows = rows
         if gateway.config is not self._config:

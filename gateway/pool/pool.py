@@ -49,11 +49,6 @@ def estimator_of(config: PoolConfig) -> TokenEstimator:
     return TokenEstimator(bytes_per_token=config.bytes_per_token, counter=counter)
 
 
-def _batch_apps(config: Config) -> frozenset[str]:
-    """Return the apps whose requests are batch."""
-    return frozenset([app.name for app in config.apps if can_wait(app)])
-
-
 class Pool:
     """A queue and one policy in front of several engines that serve the same models."""
 
@@ -82,7 +77,6 @@ class Pool:
         self.answers_bytes = 0
         self._settled = settled
         self._terms = policy_terms(gateway, config)
-        self.batch_apps = _batch_apps(gateway)
         self.dispatcher = Dispatcher(admission_engine(gateway, config, shared))
         self.waiting: WaitingStreams | None = None
         """Streams before their first byte. None where no `: waiting` comments are configured."""
@@ -101,6 +95,7 @@ class Pool:
         engine = self.dispatcher.engine
         self.config = config
         self.policy_name = gateway.policy.name
+        self.batch_apps = frozenset([app.name for app in gateway.apps if can_wait(app)])
         self.response_buffer_bytes_max = gateway.limits.response_buffer_bytes_max
         self._answers_bytes_max = gateway.bounds.answers_bytes // len(gateway.pools)
         self.takes_background = gateway.limits.background
@@ -139,7 +134,6 @@ class Pool:
         engine, before = self.dispatcher.engine, self.backends.copy()
         is_scraped_otherwise = self.config.capacity.scrape_interval_s != config.capacity.scrape_interval_s
         self.estimator = estimator or self.estimator
-        self.batch_apps = _batch_apps(gateway)
         for backend in backends:
             known = before.get(backend.name)
             if known is backend:

@@ -85,16 +85,11 @@ class Shared:
 
 def quotas_of(config: Config) -> Quotas:
     """Return the limits of tenants, of their groups and of their keys."""
-    tree = config.tree
     own = _with_models(limited(config))
     for one in config.tenants:
         own |= {user_of(one.name, user.name): filled(Quota, user.quota or QuotaConfig()) for user in one.users}
-    around: dict[str, list[str]] = {}
-    for tenant, place in tree.tenants.items():
-        while place.group:
-            if GROUP + place.group in own:
-                around.setdefault(tenant, []).append(GROUP + place.group)
-            place = tree.groups[place.group]
+    names = {tenant: [GROUP + group for group in groups] for tenant, groups in config.around.items()}
+    around = {tenant: [name for name in groups if name in own] for tenant, groups in names.items() if groups}
     of_models = {model: filled(Quota, one) for model, one in config.quota.per_model.items()}
     priced = config.usage.prices if config.usage is not None else {}
     prices = {model: Price(each.input, each.of_cached, each.output) for model, each in priced.items()}

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from gateway.config.sections.limits import ModelQuotasConfig
     from gateway.config.sections.services import TracingConfig, UsageConfig
     from gateway.operator.snapshots.of_replicas import Replicas
-    from gateway.pool.replication.ticker import Exchanges
+    from gateway.pool.replication.ticker import SyncRounds
     from gateway.storage.hub.run_directory import WorkerSlot
     from gateway.storage.store import Store
     from gateway.telemetry.span_export import SpanExport
@@ -117,7 +117,7 @@ class Gateway:
         self._lane: BatchLane | None = None
         self._self_service: SelfService | None = None
         self.store: Store | None = None
-        self.exchanges: Sequence[Exchanges] = ()
+        self.sync_rounds: Sequence[SyncRounds] = ()
         self.replicas: Replicas | None = None
         self._learned: LearnedFile | None = None
         self._certificates = Certificates(config.tls.context, config.tls.files) if config.tls is not None else None
@@ -207,7 +207,7 @@ class Gateway:
         self._pools.commit(config, self.shared, await self._pools.prepare(config))
         self.responses = StoredResponses(config.bounds.of("responses"), self.store)
         if self.store is not None:
-            self.exchanges, self.replicas = replicate(
+            self.sync_rounds, self.replicas = replicate(
                 self, self.responses, self.store, self._background, self._worker_slot
             )
         if config.usage is not None:
@@ -251,8 +251,7 @@ class Gateway:
             from gateway.telemetry.span_export import SpanExport  # the SDK is loaded only where spans are sent
         except ModuleNotFoundError as error:
             raise StoreRefused("tracing: needs OpenTelemetry: pip install 'fairgate[opentelemetry]'") from error
-        headers = {name: value.get_secret_value() for name, value in tracing.headers.items()}
-        self.spans = SpanExport(tracing.endpoint, headers)
+        self.spans = SpanExport(tracing.endpoint)
         self.metrics.registry.register(self.spans)
         self._subscribers.append(self.spans.ended)
 
@@ -430,7 +429,7 @@ class Gateway:
         if self._admin is not None:
             await self._admin.cleanup()
         if self.store is not None:
-            await asyncio.gather(*(exchanges.leave() for exchanges in self.exchanges))
+            await asyncio.gather(*(rounds.leave() for rounds in self.sync_rounds))
             await self.store.close()
         if self.usage is not None:
             await self.usage.close()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gateway.keys.issued import KeyTable
     from gateway.keys.stored_responses import StoredResponses
     from gateway.operator.snapshots.of_replicas import Replicas
-    from gateway.pool.replication.ticker import Exchanges
+    from gateway.pool.replication.ticker import SyncRounds
     from gateway.storage.hub.run_directory import WorkerSlot
     from gateway.storage.store import Store
 
@@ -37,19 +37,19 @@ def store_of(config: Config, worker_slot: WorkerSlot | None) -> tuple[Store | No
 
 def replicate(
     gateway: OperatedGateway, responses: StoredResponses, store: Store, background: Background, slot: WorkerSlot | None
-) -> tuple[Sequence[Exchanges], Replicas | None]:
+) -> tuple[Sequence[SyncRounds], Replicas | None]:
     """Start the sync rounds, the prefix broadcasts and the answers to questions of other gateways, and return them."""
     from gateway.operator.snapshots.of_replicas import Replicas
     from gateway.pool.learned import LearnedSync
     from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
-    from gateway.pool.replication.ticker import Exchanges
+    from gateway.pool.replication.ticker import SyncRounds
 
     config, shared, pools = gateway.config, gateway.shared, gateway.pools
     dispatchers = [pool.dispatcher for pool in pools]
-    exchanges = [Exchanges.of_pool(store, pool.name, pool.dispatcher) for pool in pools]
+    rounds = [SyncRounds.of_pool(store, pool.name, pool.dispatcher) for pool in pools]
     if shared.quotas is not None or shared.interactions is not None:
-        exchanges.append(
-            Exchanges.of_tenants(
+        rounds.append(
+            SyncRounds.of_tenants(
                 store, shared.quotas, shared.interactions, dispatchers,
                 refuses_alone=config.state.limits_without_redis == "refuse",
                 workers=1 if slot is None else slot.run_directory.workers,
@@ -61,7 +61,7 @@ def replicate(
         background.repeat(replicas.listen, "fleet")
     background.repeat(responses.report, "responses sent")
     background.repeat(responses.listen, "responses received")
-    for each in exchanges:
+    for each in rounds:
         background.repeat(each.turn, "exchange", each.about)
     for pool in pools:
         background.repeat(LearnedSync(store, pool.name, pool.dispatcher.engine).sync_once, "lessons", pool.name)
@@ -69,4 +69,4 @@ def replicate(
             broadcast = PrefixBroadcast(store, pool.name, pool.dispatcher)
             background.repeat(broadcast.report, "news sent", pool.name)
             background.repeat(broadcast.listen, "news received", pool.name)
-    return exchanges, replicas
+    return rounds, replicas

@@ -16,23 +16,23 @@ from policies.request import Limit, Refusal
 JITTER: Final = 0.1
 """Greatest part by which a retry time is extended, so that clients refused together come back apart."""
 
-REASONS: Final = {
-    Refusal.QUEUE_FULL: (Reason.QUEUE_FULL, "too many of your requests are waiting for this model; slow down"),
-    Refusal.QUEUE_TIMEOUT: (Reason.QUEUE_TIMEOUT, "no engine could take this request in time; try again later"),
-    Refusal.NO_BACKEND: (Reason.NO_BACKEND, "no engine that serves this model is in service, or none could be reached"),
-    Refusal.BACKEND_FAILED: (Reason.BACKEND_FAILED, "the engine went away, and no other one could take the request"),
-    Refusal.SERVER_BUSY: (Reason.SERVER_BUSY, "the engines that serve this model refuse this request for now"),
-    Refusal.RATE_LIMITED: (Reason.RATE_LIMITED, "you are beyond your limit of requests; try again later"),
-    Refusal.OVER_USER_LIMIT: (Reason.OVER_USER_LIMIT, "the engines are overloaded, and this user asks for too much"),
-    Refusal.OVER_APP_LIMIT: (Reason.OVER_APP_LIMIT, "the engines are overloaded, and this app asks for too much"),
+MESSAGES: Final = {
+    Refusal.QUEUE_FULL: "too many of your requests are waiting for this model; slow down",
+    Refusal.QUEUE_TIMEOUT: "no engine could take this request in time; try again later",
+    Refusal.NO_BACKEND: "no engine that serves this model is in service, or none could be reached",
+    Refusal.BACKEND_FAILED: "the engine went away, and no other one could take the request",
+    Refusal.SERVER_BUSY: "the engines that serve this model refuse this request for now",
+    Refusal.RATE_LIMITED: "you are beyond your limit of requests; try again later",
+    Refusal.OVER_USER_LIMIT: "the engines are overloaded, and this user asks for too much",
+    Refusal.OVER_APP_LIMIT: "the engines are overloaded, and this app asks for too much",
     Refusal.WORKING_SET: (
-        Reason.WORKING_SET,
         "interactions under way fill the engines' KV cache, and a new one would wait for longer than it may; come back "
-        "later. Calls of interactions under way are still served",
+        "later. Calls of interactions under way are still served"
     ),
-    Refusal.INTERNAL_ERROR: (Reason.INTERNAL_ERROR, "the gateway failed on this request"),
-    Refusal.WAIT_TOO_LONG: (Reason.WAIT_TOO_LONG, "this request would wait for longer than x-fairgate-wait-s-max says"),
+    Refusal.INTERNAL_ERROR: "the gateway failed on this request",
+    Refusal.WAIT_TOO_LONG: "this request would wait for longer than x-fairgate-wait-s-max says",
 }
+"""What the client is told; its code is the `Reason` of this name."""
 _WHO: Final = {"user": "this user", "app_user": "this user in this app", "app": "this app, over all its users,"}
 _WHAT: Final = {"starts": "interactions begun", "requests": "requests", "tokens": "tokens"}
 _ALWAYS_ON: Final = {
@@ -54,7 +54,7 @@ def refusal_error(decision: Reject, again_s: float) -> ApiError:
     """Return the error for a request that admission refused. `again_s`: least seconds until an engine takes
     requests."""
     retry_after_s = max(decision.retry_after_s, again_s)
-    reason, message = REASONS[decision.reason]
+    reason, message = Reason[decision.reason.name], MESSAGES[decision.reason]
     if decision.ceiling:
         message += f"; {decision.ceiling}"
     limit = decision.limit

@@ -148,17 +148,8 @@ class _Member(str):
         _decoded.count()
 
 
-class Claimed(msgspec.Struct):
-    """The fields of `metadata` that name the interaction."""
-
-    fairgate_interaction: str | None = None
-    fairgate_stage: str | int | None = None
-    fairgate_end: str | bool | None = None
-
-
 decode_fields = msgspec.json.Decoder(Fields).decode
 decode_user = msgspec.json.Decoder(UserMetadata).decode
-decode_claimed = msgspec.json.Decoder(Claimed).decode
 decode_one_text = msgspec.json.Decoder(tuple[TextBlock]).decode
 decode_number = msgspec.json.Decoder(int | bool | None, strict=False).decode
 decode_name = msgspec.json.Decoder(str).decode

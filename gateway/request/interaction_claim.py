@@ -1,6 +1,6 @@
 """Which interaction does a request belong to? Read from data that clients send anyway, so that no client must change.
 
-The sources in their order: the client's own words (`x-fairgate-*` headers, `fairgate_*` in the body's metadata); the
+The sources in their order: the client's own words (`x-fairgate-*` headers); the
 trace, if the operator says that traces are interactions; the content (a tool's result continues an answer, a user's
 turn begins an interaction); a raw prompt, if it extends an earlier one. An agent's session spans several interactions,
 so a session header only separates conversations that look alike. All of it is a claim: it groups calls within one flow,
@@ -19,7 +19,6 @@ from itertools import islice
 from typing import Final
 from zlib import crc32
 
-import msgspec
 from msgspec import Raw
 
 from backends.answers.answer_keys import AnswerKeys
@@ -37,12 +36,8 @@ from gateway.request.conversation.turn_keys import (
     turn_of,
 )
 from gateway.request.conversation.turns import INSTRUCTS, QUOTE, Turns, decoded_turns, hashed, named, read_turns
-from gateway.request.fields import Fields, Turn, decode_claimed
+from gateway.request.fields import Fields, Turn
 from policies.request import NO_CLAIM, NO_KEYS, Claim, CorrelationKeys, Flow
-
-Value = str | int | bool
-Said = tuple[str, Value]
-"""A place in the request, and the value that the client gave there."""
 
 ID_LENGTH_MAX: Final = 256
 STAGE_MAX: Final = 100_000
@@ -71,7 +66,7 @@ _SESSION_IN_METADATA: Final = re.compile(rb'"session_id"\s{0,4}:\s{0,4}"([^"\\]{
 _OWN_CACHE_KEY: Final = re.compile(rb'"([^"\\]{0,64}[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}[^"\\]{0,64})"')
 """A cache key with a UUID, made for one conversation. Others are names of apps, common to all their users."""
 NO_HEADERS: Final[Mapping[bytes, bytes]] = {}
-_FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
+_FLAGS: Final = {b"true": True, b"1": True, b"false": False, b"0": False}
 
 
 class ClaimReader:
@@ -113,8 +108,8 @@ class ClaimReader:
             claim = Claim(extends=self._prefixes(payload.raw_prompt, flow))
         else:
             claim = NO_CLAIM
-        if rules.headers and (fields or payload.fields.metadata):
-            claim = _said(fields, payload.fields.metadata, claim)
+        if rules.headers and fields:
+            claim = _said(fields, claim)
         return claim, instruction_bytes
 
     def _prefixes(self, text: Raw, flow: Flow) -> tuple[int, ...]:
@@ -259,59 +254,29 @@ def _session(headers: Mapping[bytes, bytes], fields: Fields) -> bytes:
     return found[1] if found is not None else b""
 
 
-def _said(fields: Mapping[bytes, bytes], metadata: Raw, found: Claim) -> Claim:
-    """Return the claim by the client's own words, headers before metadata. An id replaces the whole claim that was
-    `found`; a stage or an end replaces that part."""
-    said: list[Said | None] = [
-        (name.decode(), _text(fields[name])) if name in fields else None for name in (_ID, _STAGE, _END)
-    ]
-    if b'"fairgate_' in bytes(metadata):
-        said = [header or field for header, field in zip(said, _in_metadata(metadata), strict=True)]
-    id_said, stage, end = said
+def _said(headers: Mapping[bytes, bytes], found: Claim) -> Claim:
+    """Return the claim by the client's own headers. An id replaces the whole claim that was `found`; a stage or an end
+    replaces that part."""
     claim = found
-    if id_said is not None:
-        where, text = id_said
-        id_ = str(text).encode("utf-8", "surrogateescape")
+    if (id_ := headers.get(_ID)) is not None:
         if not _is_id(id_):
-            raise _bad(where, f"the id of an interaction has 1 to {ID_LENGTH_MAX} bytes of printable characters")
+            raise _bad(_ID, f"the id of an interaction has 1 to {ID_LENGTH_MAX} bytes of printable characters")
         claim = Claim(hashed(b"said", id_), explicit=True)
-    if stage is not None:
-        claim = replace(claim, stage=_stage(*stage))
-    if end is not None:
-        where, text = end
-        ends = _FLAGS.get(str(text).strip().lower())
+    if (stage := headers.get(_STAGE)) is not None:
+        number = int(stage) if re.fullmatch(rb"[0-9]{1,6}", stage) else 0
+        if not 1 <= number <= STAGE_MAX:
+            raise _bad(_STAGE, f"a stage is a whole number from 1 (the first call of an interaction) to {STAGE_MAX}")
+        claim = replace(claim, stage=number)
+    if (end := headers.get(_END)) is not None:
+        ends = _FLAGS.get(end.lower())
         if ends is None:
-            raise _bad(where, "true or false is expected")
+            raise _bad(_END, "true or false is expected")
         claim = replace(claim, ends=ends)
     return claim
 
 
-def _in_metadata(metadata: Raw) -> list[Said | None]:
-    """Return the id, stage and end that `metadata` names, each with its path."""
-    try:
-        inside = decode_claimed(metadata)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _bad("metadata", str(error)) from None
-    return [
-        (f"metadata.{name}", value) if (value := getattr(inside, name)) is not None else None
-        for name in inside.__struct_fields__
-    ]
-
-
-def _stage(where: str, stage: Value) -> int:
-    text = str(stage).strip()
-    number = int(text) if re.fullmatch("[0-9]{1,6}", text) else 0
-    if not 1 <= number <= STAGE_MAX:
-        raise _bad(where, f"a stage is a whole number from 1 (the first call of an interaction) to {STAGE_MAX}")
-    return number
-
-
-def _bad(where: str, message: str) -> ApiError:
-    return ApiError(Reason.INVALID_REQUEST, f"'{where}': {message}", param=where)
-
-
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "surrogateescape")
+def _bad(header: bytes, message: str) -> ApiError:
+    return ApiError(Reason.INVALID_REQUEST, f"'{header.decode()}': {message}", param=header.decode())
 
 
 def _is_id(value: bytes) -> bool:

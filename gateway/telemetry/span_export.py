@@ -51,9 +51,9 @@ _OPERATIONS: Final = {
 class SpanExport(SpanExporter):
     """Maker of spans, and their exporter, which counts them and logs when sending fails or works again."""
 
-    def __init__(self, endpoint: str | None, headers: dict[str, str]) -> None:
-        """Set up the exporter. OpenTelemetry's own environment variables supply missing values."""
-        self._exporter = OTLPSpanExporter(endpoint=endpoint, headers=headers or None, timeout=SEND_S)
+    def __init__(self, endpoint: str | None) -> None:
+        """Set up the exporter. OpenTelemetry's own environment variables supply a missing endpoint, and headers."""
+        self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=SEND_S)
         self._place = endpoint or "the collector that OTEL_EXPORTER_OTLP_ENDPOINT names"
         self._processor = BatchSpanProcessor(
             self,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from policies.admission.scheduler import schedule
+from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.order import Order, Selection
-from policies.placements.placement import EngineLoad
 from policies.request import Request
 
 BACKEND: Final = "engine"
@@ -30,7 +30,7 @@ class OneEngine:
         obstacle = self.obstacle(request)
         return None if obstacle is None else Blocked(request, {engine: obstacle})
 
-    def with_room(self, request: Request, but: str | None = None) -> Sequence[EngineLoad] | Blocked:
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
         raise NotImplementedError
 
     def reserve(self, blocked: Blocked) -> str | None:

@@ -132,8 +132,7 @@ class Deciding:
     def _observe(self, now: float) -> Pressure:
         """Update the state of overload, and return it."""
         blocked = self.blocked if self.queued else None
-        found = self.overload.observe(self.backends.values(), blocked, now)
-        return Pressure(found.active, found.reason)
+        return self.overload.observe(self.backends.values(), blocked, now)
 
     def _let_in(
         self, request: Request, refused: Refused | None, now: float, pressure: Pressure, *, asks: bool = False

@@ -40,8 +40,7 @@ class AdmissionEngine(Deciding):
         """Return the overload that a request would find if it arrived now."""
         now = max(self._now, now + self.set_back_s)
         blocked = self.blocked if self.queued else None
-        seen = self.overload.seen(self.backends.values(), blocked, now)
-        return Pressure(seen.active, seen.reason)
+        return self.overload.seen(self.backends.values(), blocked, now)[0]
 
     def explain(self, request_id: str, now: float) -> Explanation | None:
         """Return the explanation of a request's state; None if it neither waits nor is among the last decisions.
@@ -92,7 +91,7 @@ class AdmissionEngine(Deciding):
         try:
             now = self._arrived_s = self._time(now)
             self.interactions.arrived(request, now)
-            pressure = self._observe(now) if self._waiting.requests or self.overload.active else CALM
+            pressure = self._observe(now) if self._waiting.requests or self.overload.pressure.overloaded else CALM
             if not self.is_served and not self.requests.cold_start.begin(now):
                 lost = Refused(Refusal.NO_BACKEND, self.capacity.retry_backoff_s_max)
                 return self._let_in(request, lost, now, pressure)

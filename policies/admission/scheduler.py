@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.order import Order, Selection
 from policies.placements.homes import Homes, is_local
 from policies.placements.least_loaded import LeastLoaded
-from policies.placements.placement import EngineLoad, Placement
+from policies.placements.placement import Placement
 from policies.placements.prefix_index import tokens_of_blocks
 from policies.queue.backlog import Backlog
 from policies.request import Placed, Request
@@ -26,7 +27,7 @@ LEAST_LOADED: Final = LeastLoaded()
 class Engines(Protocol):
     """The engines of a pool, and the requests that they can start now."""
 
-    def with_room(self, request: Request, but: str | None = None) -> Sequence[EngineLoad] | Blocked:
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
         """Return the engines that can start a request now, at least one; or the obstacle at each engine.
 
         `but`: an engine that does not get it.

@@ -71,7 +71,7 @@ class KvCache:
         self._prompt_part = 1.0
         """Fraction of the prompt tokens that is really held. The rest are prefixes shared with other prompts."""
         self._prompts = self._outputs = 0.0
-        """Tokens of the prompts of started requests, and of streamed outputs, half blocks included."""
+        """Tokens of the prompts of started requests, and of all outputs, half blocks included."""
         self._unstreamed: dict[str, Lease] = {}
         """Leases of started requests that are not streamed, so their outputs are estimated."""
         self._forecast = KvForecast()
@@ -138,8 +138,7 @@ class KvCache:
         peak, limit = float(self.held_tokens), self.limit_tokens()
         if capacity is not None and self._leases:
             peak = min(peak, self._looked_ahead(now).peak_with(NOTHING_MORE))
-        prompts, outputs = self._held_now()
-        held = round(self._prompt_part * prompts + outputs) + starting_tokens
+        held = round(self._prompt_part * self._prompts + self._outputs) + starting_tokens
         return KvUse(held, round(peak), limit)
 
     def limit_tokens(self) -> int:
@@ -182,9 +181,7 @@ class KvCache:
     def regrown(self, lease: Lease, now: float) -> None:
         """Count the output of a lease, and raise its size if the answer is about to outgrow its reserve."""
         request, growing, forecast = lease.request, lease.growing, self._forecast
-        if request.streamed:
-            self._outputs += lease.output_tokens - lease.counted_tokens
-            lease.counted_tokens = lease.output_tokens
+        self._count_output(lease)
         if growing is not None:
             off_by = lease.output_each() - growing.done - (forecast.clock - growing.noted)
             if abs(off_by) > self._off_by():
@@ -250,8 +247,7 @@ class KvCache:
 
         `prompt_part_share`: weight of this comparison in `_prompt_part`.
         """
-        prompts, outputs = self._held_now()
-        others = 0
+        prompts, outputs, others = self._prompts, self._outputs, 0
         if elsewhere is not None:
             used_tokens -= elsewhere.kv_tokens_elsewhere
             others = elsewhere.sequences_elsewhere
@@ -265,12 +261,9 @@ class KvCache:
             part = min(1.0, max(0.05, (used_tokens - outputs) / prompts))
             self._prompt_part += prompt_part_share * (part - self._prompt_part)
 
-    def _held_now(self) -> tuple[float, float]:
-        """Return the tokens of the prompts of started requests, and of all outputs."""
-        outputs = self._outputs
-        for lease in self._unstreamed.values():
-            outputs += lease.output_tokens
-        return self._prompts, outputs
+    def _count_output(self, lease: Lease) -> None:
+        self._outputs += lease.output_tokens - lease.counted_tokens
+        lease.counted_tokens = lease.output_tokens
 
     def _ceiling_tokens(self, capacity_tokens: float, unsure_part: float) -> float:
         """Return the tokens that may be held in all. `unsure_part`: fraction of tokens whose answers may take more.
@@ -307,6 +300,7 @@ class KvCache:
         """
         for lease in self._unstreamed.values():
             lease.output_tokens = self._pace.output_tokens(lease, now)
+            self._count_output(lease)
         self.pass_time(now)
         if self._unstreamed:
             return now

@@ -214,11 +214,10 @@ class KvForecast:
         """Work of all requests, as a polynomial in the step."""
         self._l0 = self._l1 = 0.0
         """Tokens that all requests hold on average over their lives, as a polynomial in the step."""
-        # Results of the last questions, valid until a request is noted or forgotten.
+        # The last result, valid until a request is noted or forgotten.
         self._full_at = self._full_own = -1.0
         self._full_tokens = 0.0
         """Tokens held at the step `_full_at`, without the last candidate, which did not fit there."""
-        self._lead_tokens = self._lead_clock = self._lead_capacity = -1.0
 
     def __len__(self) -> int:
         """Return the number of noted requests."""
@@ -267,7 +266,7 @@ class KvForecast:
 
     def _add_to_sums(self, one: Growing, sign: float) -> None:
         """Add a request to all sums, or subtract it (`sign` -1)."""
-        self._full_at = self._lead_clock = -1.0
+        self._full_at = -1.0
         base, n, width = one.base, one.sequences, one.spread
         at_start, whole = one.at_start, one.whole
         if one.due_key != NEVER:
@@ -413,18 +412,13 @@ class KvForecast:
 
         In token-steps, and 0 at least.
         """
-        clock = self.clock
-        if clock != self._lead_clock or capacity_tokens != self._lead_capacity:
-            lead, work = 0.0, 0.0
-            all_work = self._w0 + (self._w1 + self._w2 * clock) * clock
-            for cell in reversed(self._starts.cells):
-                allowed = capacity_tokens * (clock - cell.at())
-                if all_work - allowed <= lead:
-                    break
-                own = cell.h0 + (cell.h1 + cell.h2 * clock) * clock
-                beyond = work + own * (1.0 - 1.0 / cell.count) - allowed
-                if beyond > lead:
-                    lead = beyond
-                work += own
-            self._lead_tokens, self._lead_clock, self._lead_capacity = lead, clock, capacity_tokens
-        return self._lead_tokens
+        clock, lead, work = self.clock, 0.0, 0.0
+        all_work = self._w0 + (self._w1 + self._w2 * clock) * clock
+        for cell in reversed(self._starts.cells):
+            allowed = capacity_tokens * (clock - cell.at())
+            if all_work - allowed <= lead:
+                break
+            own = cell.h0 + (cell.h1 + cell.h2 * clock) * clock
+            lead = max(lead, work + own * (1.0 - 1.0 / cell.count) - allowed)
+            work += own
+        return lead

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from policies.capacity.gauges import CapacitySettings, EngineFacts, Gauges, Grant
 from policies.capacity.kv_cache import KvCache
 from policies.capacity.lease import Lease
 from policies.capacity.obstacle import Obstacle
-from policies.capacity.pace import Pace, PrefillPace, PrefillRate, PrefillWindow, UsualLoad
+from policies.capacity.pace import Pace, PrefillLead, PrefillPace, PrefillRate, PrefillWindow, UsualLoad
 from policies.capacity.slots import Slots
 from policies.request import Request
 
@@ -44,13 +44,18 @@ class BackendLedger:
         """The gateway's part of the engine; None if no other gateway uses the engine."""
         self.allowed_until_s = float("inf")
         """End of the allowance, after which this gateway starts nothing here."""
+        self.granted: Any = None
+        """Average of the allowances; None before the first. Written by `replicas.grants`."""
         self.pace = Pace()
         self.usual = UsualLoad()
         self.prefill = PrefillWindow()
         self.prefill_rate = PrefillRate()
         self.prefill_pace = PrefillPace()
+        self.prefill_leads: dict[str, PrefillLead] = {}
+        """Prefill that tenant nodes have begun and not paid for, as of `leads_paid_s`."""
+        self.leads_paid_s = inf
         self.kv = KvCache(settings, self.leases, self.pace)
-        self.slots = Slots(max_num_seqs, waiting_target=settings.waiting_target, most=settings.max_concurrency)
+        self.slots = Slots(max_num_seqs, settings)
         self.sequences = 0
         """Dispatched sequences."""
         self.slots_taken = 0
@@ -159,9 +164,8 @@ class BackendLedger:
             return 0.0, "KV cache, unknown,"
         if head is None or capacity is None or obstacle not in (Obstacle.KV, Obstacle.SPREAD):
             return level
-        if obstacle is Obstacle.KV and self.allowance is None:
-            return max(level, (1.0, "KV cache, projected with the next request,"))
-        with_head = self.kv_fraction() + self.kv.footprint_tokens(head) / capacity
+        fills = obstacle is Obstacle.KV and self.allowance is None
+        with_head = 1.0 if fills else self.kv_fraction() + self.kv.footprint_tokens(head) / capacity
         return max(level, (with_head, "KV cache, projected with the next request,"))
 
     def closed_until_s(self, request: Request) -> float:
@@ -210,7 +214,7 @@ class BackendLedger:
     def set(self, settings: CapacitySettings, *, max_num_seqs: int | None) -> None:
         """Replace the settings by which capacity is judged. Running requests and learned values stay."""
         self._settings = self.kv.settings = settings
-        self.slots.set(max_num_seqs, waiting_target=settings.waiting_target, most=settings.max_concurrency)
+        self.slots.set(max_num_seqs, settings)
 
     def held_back(self, request: Request, obstacle: Obstacle) -> None:
         """Learn from the obstacle that kept the head of a queue from starting here."""
@@ -250,10 +254,7 @@ class BackendLedger:
             return
         lease.started_s = now
         self.prefill_pace.started(lease)
-        self._starts_since_gauges += 1
-        if self.starting.pop(lease.request.id, None) is not None:
-            self.starting_tokens -= lease.request.prompt_tokens
-            self.prefill_tokens -= lease.prefill_tokens
+        self._drop_starting(lease)
         if lease.request.streamed:
             self.pace.started(lease, now)
             self._streaming += lease.request.sequences
@@ -268,15 +269,13 @@ class BackendLedger:
         request = lease.request
         self.usual.ran(self.sequences_in_all(), now)
         del self.leases[request.id]
-        if self.starting.pop(request.id, None) is not None:
-            self.starting_tokens -= request.prompt_tokens
-            self.prefill_tokens -= lease.prefill_tokens
-            self._starts_since_gauges += 1
+        if lease.started_s is None:
+            self._drop_starting(lease)
+        elif request.streamed:
+            self._streaming -= request.sequences
         self._ends_since_gauges += 1
         self.sequences -= request.sequences
         self.slots_taken -= lease.slots
-        if lease.started_s is not None and request.streamed:
-            self._streaming -= request.sequences
         if request.adapter:
             self.adapters[request.adapter] -= 1
             if not self.adapters[request.adapter]:
@@ -285,6 +284,13 @@ class BackendLedger:
             self.slots.emptied()
         self.kv.remove(lease, now)
         self.pace.ended(lease, now)
+
+    def _drop_starting(self, lease: Lease) -> None:
+        """Take a request out of those without a first token."""
+        self._starts_since_gauges += 1
+        del self.starting[lease.request.id]
+        self.starting_tokens -= lease.request.prompt_tokens
+        self.prefill_tokens -= lease.prefill_tokens
 
     def came_whole(self, lease: Lease, now: float) -> None:
         """Learn from a complete answer that was not streamed."""

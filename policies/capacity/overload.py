@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
+from policies.request import Pressure
 from policies.settings import Contradiction, check_bounds, setting
 
 
@@ -32,47 +32,39 @@ class OverloadSettings:
             raise Contradiction("leave", message)
 
 
-class Overloaded(NamedTuple):
-    """The state of a pool: whether it is overloaded, why, and since when."""
-
-    active: bool
-    reason: str
-    since_s: float
-
-
 class Overload:
     """The overload of a pool. `observe` changes the state; `seen` does not."""
 
     def __init__(self, settings: OverloadSettings) -> None:
         self.settings = settings
-        self._state = Overloaded(False, "", float("-inf"))
-        self.active = False
+        self.pressure = Pressure(False, "")
+        self.since_s = float("-inf")
 
-    def observe(self, backends: Iterable[BackendLedger], blocked: Blocked | None, now: float) -> Overloaded:
+    def observe(self, backends: Iterable[BackendLedger], blocked: Blocked | None, now: float) -> Pressure:
         """Update the state at an event, and return it."""
-        self._state = self.seen(backends, blocked, now)
-        self.active = self._state.active
-        return self._state
+        self.pressure, self.since_s = self.seen(backends, blocked, now)
+        return self.pressure
 
-    def seen(self, backends: Iterable[BackendLedger], blocked: Blocked | None, now: float) -> Overloaded:
-        """Return the state that an event would find now. `blocked`: the head and its obstacles; None if nothing waits.
+    def seen(self, backends: Iterable[BackendLedger], blocked: Blocked | None, now: float) -> tuple[Pressure, float]:
+        """Return the state that an event would find now, and its beginning.
+
+        `blocked`: the head and its obstacles; None if nothing waits.
 
         A pool is as full as its emptiest open backend. Overload begins only while a request waits.
         """
-        state, settings = self._state, self.settings
-        if blocked is None and not state.active:
-            return state
+        is_active, settings = self.pressure.overloaded, self.settings
+        if blocked is None and not is_active:
+            return self.pressure, self.since_s
         # One engine below `enter` is enough to rule out that overload begins.
-        occupancy, known = _fullness(backends, blocked, now, enough=0.0 if state.active else settings.enter)
-        turns = occupancy < settings.leave if state.active else occupancy >= settings.enter
-        since_s = min(state.since_s, now)  # if a clock was set back, the state has lasted since `now`
-        active = state.active
+        occupancy, known = _fullness(backends, blocked, now, enough=0.0 if is_active else settings.enter)
+        turns = occupancy < settings.leave if is_active else occupancy >= settings.enter
+        since_s = min(self.since_s, now)  # if a clock was set back, the state has lasted since `now`
         if turns and now - since_s >= settings.dwell_s:
-            active, since_s = not active, now
-        if not active:
-            return state if state.since_s == since_s and not state.active else Overloaded(False, "", since_s)
+            is_active, since_s = not is_active, now
+        if not is_active:
+            return Pressure(False, ""), since_s
         bounds = f"overload begins at {settings.enter:.0%}, ends below {settings.leave:.0%}"
-        return Overloaded(True, f"{known} {occupancy:.0%} full; {bounds}", since_s)
+        return Pressure(True, f"{known} {occupancy:.0%} full; {bounds}"), since_s
 
 
 def _fullness(

@@ -161,6 +161,16 @@ class PrefillRate:
         self.tokens_per_s = max(rates, default=None)
 
 
+class PrefillLead:
+    """The lead of one tenant node at an engine (`placements.prefill_parts`), and the node's weight."""
+
+    __slots__ = ("tokens", "weight")
+
+    def __init__(self) -> None:
+        self.tokens = 0.0
+        self.weight = 1.0
+
+
 class PrefillPace:
     """The prompt tokens that make the steps of an engine one second longer in all.
 

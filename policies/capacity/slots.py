@@ -16,6 +16,7 @@ from math import ceil
 from typing import Final
 
 from policies.averages import QUICK
+from policies.capacity.gauges import CapacitySettings
 
 FIRST_SLOTS: Final = 4
 """Slots assumed for an engine about which nothing is known yet."""
@@ -24,19 +25,14 @@ TAKEN_MAX: Final = 1 / FIRST_SLOTS
 
 
 class Slots:
-    """The slots of one backend, and the sequences that may be dispatched beyond them so that none stays empty.
+    """The slots of one backend, and the sequences that may be dispatched beyond them so that none stays empty."""
 
-    `waiting_target`: requests that may wait inside the engine until its slots are known. `most`: upper limit of
-    dispatched sequences.
-    """
-
-    def __init__(self, max_num_seqs: int | None, *, waiting_target: int, most: int | None) -> None:
+    def __init__(self, max_num_seqs: int | None, settings: CapacitySettings) -> None:
         self.count = FIRST_SLOTS
         self._is_learned = False
-        self._configured = max_num_seqs
         self._reported: int | None = None
         self._learned_before = FIRST_SLOTS
-        self.set(max_num_seqs, waiting_target=waiting_target, most=most)
+        self.set(max_num_seqs, settings)
         self._on_the_way = 0
         """Sequences dispatched beyond the slots, since they are still on their way to the engine when others end."""
         self._was_short = False
@@ -45,12 +41,12 @@ class Slots:
         self._answer_s = 0.0
         self._answer_s_best = float("inf")
 
-    def set(self, max_num_seqs: int | None, *, waiting_target: int, most: int | None) -> None:
+    def set(self, max_num_seqs: int | None, settings: CapacitySettings) -> None:
         """Replace the configured limits. Learned slots stay if none are configured or reported."""
         self._configured = max_num_seqs
         self._know()
-        self._waiting_target = waiting_target
-        self._most = most
+        self._waiting_target = settings.waiting_target
+        self._most = settings.max_concurrency
 
     def set_reported(self, max_num_seqs: int | None) -> None:
         """Note the slots that the engine reports; None if it reports none."""
@@ -126,9 +122,7 @@ class Slots:
         only wait inside the engine.
         """
         if not self._was_short and waiting <= self._waiting_target:
-            self._seen = self._running_seen = self._waiting_seen = (
-                0  # no request waits for a slot, so empty slots say nothing
-            )
+            self._seen = self._running_seen = self._waiting_seen = 0  # no request waits, so empty slots say nothing
             return
         self._was_short = False
         if not self._seen:

@@ -37,7 +37,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from functools import partial
 from math import inf
 from statistics import fmean
 from typing import Final
@@ -108,7 +107,7 @@ class WorkingSet:
         self.kinds: Final = Kinds(APPS_MAX)
         """Learned sizes of contexts, by kind of interaction."""
         self.kept: Final = KeptShare()
-        self.may_pass_starts: Callable[[str], bool] = _anybody
+        self.may_pass_starts: Callable[[str], bool] = lambda tenant: True
         """Function that tells whether a tenant is within the window above each tenant with waiting starts."""
         self.batch_share = 0.0
         """Part of K that batch work has beside other work."""
@@ -137,7 +136,7 @@ class WorkingSet:
         """Return whether this request may start, as far as the set is concerned."""
         if request.progress.context is not None or self.first_start is None or not self._holds:
             return True
-        return self._fits(request) or self._has_turn(request)
+        return self._fits(request) or self._turn_s(request) <= self._now
 
     @property
     def _holds(self) -> bool:
@@ -190,15 +189,15 @@ class WorkingSet:
             return kind.return_rate.value >= 0.5
         return kind.held_tokens + request.prompt_tokens > (OVER - 1.0) * self.capacity_tokens
 
-    def _has_turn(self, request: Request) -> bool:
-        """Return whether the start may enter without room: its tenant holds nothing, and it has waited for `hold_s`.
+    def _turn_s(self, request: Request) -> float:
+        """Return when a start whose tenant holds nothing may enter without room: after a wait of `hold_s`; else inf.
 
         One such start enters per `hold_s`.
         """
         wait = request.progress.wait
         if wait is None or request.can_wait or self._tree.contexts(request.flow.tenant):
-            return False
-        return self._now - max(wait.since_s, self._entered_s) >= self.hold_s
+            return inf
+        return max(wait.since_s, self._entered_s) + self.hold_s
 
     @property
     def tokens(self) -> float:
@@ -224,9 +223,7 @@ class WorkingSet:
         if not self.hold_s:
             return inf
         first = self.first_start() if self.first_start is not None else None
-        turn_s = inf
-        if first is not None and first.progress.wait is not None and not self._tree.contexts(first.flow.tenant):
-            turn_s = max(first.progress.wait.since_s, self._entered_s) + self.hold_s
+        turn_s = inf if first is None else self._turn_s(first)
         idle = next(iter(self._idle), None)
         idle_s = inf if idle is None else idle.idle_s + self.hold_s
         return min(idle_s, turn_s if turn_s > self._now else inf)
@@ -384,10 +381,10 @@ class WorkingSet:
             if context.tokens:
                 idle.setdefault(context.tenant, []).append(context)
         for own in idle.values():
-            own.sort(key=_began_s)
+            own.sort(key=lambda context: context.began_s)
         while idle and self.tokens > most_tokens:
             is_batch_over = self._tree.pool.used[BATCH_CONTEXTS] > self.batch_share * self.capacity_tokens
-            most = min(idle, key=partial(self._over_part, is_batch_over))
+            most = min(idle, key=lambda leaf: self._over_part(leaf, is_batch_over=is_batch_over))
             context = idle[most].pop()
             if not idle[most]:
                 del idle[most]
@@ -395,13 +392,5 @@ class WorkingSet:
             del self._idle[context]
             self._parked[context] = None
 
-    def _over_part(self, is_batch_over: bool, leaf: str) -> tuple[bool, float]:
+    def _over_part(self, leaf: str, *, is_batch_over: bool) -> tuple[bool, float]:
         return over_part(leaf, self._tree.contexts_per_part(leaf), 1.0, is_batch_over=is_batch_over)
-
-
-def _anybody(tenant: str) -> bool:
-    return True
-
-
-def _began_s(context: Context) -> float:
-    return context.began_s

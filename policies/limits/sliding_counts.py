@@ -30,6 +30,8 @@ TAKES_BACK, NEW, LOST = range(3)
 """Reasons for a report, the strongest last: a reservation is taken back, a count is new, the store has lost a count."""
 PARTS: Final = 60
 """Buckets in a window: an event counts for 1.7 % longer than the window."""
+NO_BUCKET: Final = -(1 << 62)
+"""A number before that of every bucket."""
 _ROW: Final = 1 + len(NOTHING)
 """Values of a row: a bucket's number, and its counts."""
 
@@ -69,7 +71,7 @@ class _History:
     def __init__(self) -> None:
         self.rows = array("q")
         self.sums = [0] * len(NOTHING)
-        self.answered = -(1 << 62)
+        self.answered = NO_BUCKET
         """Last bucket for which other gateways have answered with their counts. Written by the code that asks them."""
 
     def forget_before(self, bucket: int) -> None:
@@ -107,6 +109,10 @@ class _History:
         return at
 
 
+NO_HISTORY: Final = _History()
+"""The history of a member that did nothing. Never changed."""
+
+
 class SlidingCounts:
     """Counts of each member of a population within the window.
 
@@ -119,7 +125,7 @@ class SlidingCounts:
         self.window = window
         self.epoch_s = 0.0
         """Seconds by which the clock that cuts time into buckets is ahead of `now`."""
-        self.bucket = -(1 << 62)
+        self.bucket = NO_BUCKET
         """Number of the present bucket."""
         self.pending: dict[Hashable, dict[int, list[int]]] | None = None
         """Counts not yet reported to other gateways, by member and bucket, each with the reason of its report. Bounded:
@@ -190,18 +196,16 @@ class SlidingCounts:
 
     def of(self, member: Hashable, bucket: int) -> Measures:
         """Return the counts of the member in one bucket."""
-        history = self._histories.get(member)
-        return history.of(bucket) if history is not None else NOTHING
+        return self._histories.get(member, NO_HISTORY).of(bucket)
 
     def last(self, member: Hashable) -> int | None:
         """Return the last bucket in which the member did anything; None if no bucket is remembered."""
-        history = self._histories.get(member)
-        return history.rows[-_ROW] if history is not None and history.rows else None
+        rows = self._histories.get(member, NO_HISTORY).rows
+        return rows[-_ROW] if rows else None
 
     def answered(self, member: Hashable) -> int:
         """Return the last bucket for which other gateways have answered with their counts of the member."""
-        history = self._histories.get(member)
-        return history.answered if history is not None else -(1 << 62)
+        return self._histories.get(member, NO_HISTORY).answered
 
     def apply_reply(self, member: Hashable, bucket: int, known: Measures) -> None:
         """Set a bucket to the sum of all gateways, plus the counts here that are not reported yet."""
@@ -218,11 +222,8 @@ class SlidingCounts:
 
     def sums(self, member: Hashable, now: float | None = None) -> Measures:
         """Return the counts of the member within the window. Changes nothing; `now` may be in the future."""
-        history = self._histories.get(member)
-        if history is None:
-            return NOTHING
-        found, oldest, at = history.sums[:], self._oldest_at(now), 0
-        rows = history.rows
+        history = self._histories.get(member, NO_HISTORY)
+        found, rows, oldest, at = history.sums[:], history.rows, self._oldest_at(now), 0
         while at < len(rows) and rows[at] < oldest:
             for place in PLACES:
                 found[place] -= rows[at + 1 + place]
@@ -243,9 +244,7 @@ class SlidingCounts:
     def _reset_s(self, place: int, member: Hashable, used: float, room: float, now: float) -> float:
         """Return the seconds until at most `room` is used."""
         window, oldest = self.window, self._oldest_at(now)
-        history = self._histories.get(member)
-        rows = history.rows if history is not None else array("q")
-        reset_s = window.longest_s
+        rows, reset_s = self._histories.get(member, NO_HISTORY).rows, window.longest_s
         for at in range(0, len(rows), _ROW):
             if rows[at] >= oldest:
                 reset_s = max(0.0, window.begins_s(rows[at] + window.kept) - now - self.epoch_s)

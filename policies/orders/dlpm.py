@@ -35,7 +35,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Any, Final
+from typing import Final
 
 from policies.orders.cost import CACHED_WEIGHT, LONG_PROMPT, ServiceParams
 from policies.orders.vtc import CounterOrder
@@ -54,20 +54,16 @@ _FRONT: Final = 1 << 72
 class _Waiting:
     """A queued request and its place among the requests of its flow."""
 
-    __slots__ = ("came", "entry", "request", "version")
+    __slots__ = ("came", "place", "request", "version")
 
     def __init__(self, request: Request, came: int) -> None:
         self.request = request
         self.came = came
         """Arrival number; negative for a request that was dispatched and came back, so that the request goes first."""
-        self.entry: _Entry = None
-        """Valid heap entry; None if the request has left the queue."""
+        self.place = 0
+        """Place in the heap, which no other request has; 0 if the request is not queued."""
         self.version = -1
         """Version of the prefix index when the match was looked up."""
-
-
-_Entry = Any
-"""(place, serial, `_Waiting`). Serials differ, so requests are never compared. Entries are compared by identity."""
 
 
 class _MatchedBacklog(Backlog):
@@ -79,20 +75,21 @@ class _MatchedBacklog(Backlog):
         self._prefixes = prefixes
         self._backend = backend
         self._waiting: dict[str, _Waiting] = {}
-        self._heaps: dict[Flow, list[_Entry]] = {}
-        self._serial = 0
+        self._heaps: dict[Flow, list[tuple[int, _Waiting]]] = {}
+        """Places and requests by flow. An entry is stale if its request has another place by now."""
+        self._newest = 0
 
     def push(self, request: Request, *, front: bool = False, is_inside: bool = False, goes_first: bool = False) -> None:
         super().push(request, front=front, is_inside=is_inside, goes_first=goes_first)
-        self._serial += 1
-        waiting = self._waiting[request.id] = _Waiting(request, self._serial - (_FRONT if front else 0))
+        self._newest += 1
+        waiting = self._waiting[request.id] = _Waiting(request, self._newest - (_FRONT if front else 0))
         if request.prefix:
             self._siblings.add(waiting.request)
         self._match(waiting)
 
     def take(self, request: Request, *, is_served: bool = True) -> None:
         super().take(request, is_served=is_served)
-        self._waiting.pop(request.id).entry = None
+        self._waiting.pop(request.id).place = 0
         if request.prefix:
             self._siblings.remove(request)
         self._moved(request.flow)
@@ -109,7 +106,7 @@ class _MatchedBacklog(Backlog):
             while (tenant := line.least()) is not None:
                 member = tenant.flows.least()
                 assert member is not None  # a tenant waits as long as one of its flows does
-                waiting = self._best(self._heaps[member.flow])
+                waiting = self._best(member.flow)
                 if waiting.version != self._prefixes.version and waiting.request.prefix and looks:
                     looks -= 1
                     self._match(waiting)
@@ -121,18 +118,18 @@ class _MatchedBacklog(Backlog):
 
     def _next_of(self, tenant: TenantMember) -> Request | None:
         flow = tenant.flows.least()
-        return self._best(self._heaps[flow.flow]).request if flow is not None else None
+        return self._best(flow.flow).request if flow is not None else None
 
     def others(self, head: Request) -> Iterator[Request]:
         """Yield the requests to try if the head does not fit: the heads of some flows in this round and the next."""
         for tenant in (*self.tenants.first(TRIED // 2), *self.batch.first(TRIED // 2)):
             for member in tenant.flows.first(2):
-                yield self._best(self._heaps[member.flow]).request
+                yield self._best(member.flow).request
 
     def rematch_siblings(self, prefix: Prefix) -> None:
         """Look up some waiting requests that begin like this prefix, which a cache now holds."""
-        for request_id in list(self._siblings.nearest(prefix)):
-            self._match(self._waiting[request_id])
+        for request in self._siblings.nearest(prefix):
+            self._match(self._waiting[request.id])
 
     def _match(self, waiting: _Waiting) -> None:
         """Look up how much of the request's prompt is cached, and give the request its place."""
@@ -141,14 +138,13 @@ class _MatchedBacklog(Backlog):
         place = waiting.came
         if request.prefix and place > 0:
             place -= tokens_of_blocks(self._depth(request.prefix), request.prefix, request.prompt_tokens) << _CAME_BITS
-        if waiting.entry is not None and waiting.entry[0] == place:
+        if place == waiting.place:
             return
-        self._serial += 1
-        waiting.entry = (place, self._serial, waiting)
+        waiting.place = place
         heap = self._heaps.setdefault(request.flow, [])
-        heappush(heap, waiting.entry)
+        heappush(heap, (place, waiting))
         if len(heap) > 2 * self._by_flow[request.flow].queued + 8:
-            heap[:] = [entry for entry in heap if entry[2].entry is entry]
+            heap[:] = [entry for entry in heap if entry[1].place == entry[0]]
             heapify(heap)
         self._moved(request.flow)
 
@@ -157,22 +153,20 @@ class _MatchedBacklog(Backlog):
             return self._prefixes.depth(prefix, self._backend)
         return max(self._prefixes.depths(prefix).values(), default=0)
 
-    def _best(self, heap: list[_Entry]) -> _Waiting:
-        while heap[0][2].entry is not heap[0]:
+    def _best(self, flow: Flow) -> _Waiting:
+        """Return the best-matched request of a flow."""
+        heap = self._heaps[flow]
+        while heap[0][1].place != heap[0][0]:
             heappop(heap)
-        best: _Waiting = heap[0][2]
-        return best
+        return heap[0][1]
 
     def _moved(self, flow: Flow) -> None:
         """Update the places of this flow and its tenant after the flow's best request may have changed."""
-        heap = self._heaps[flow]
-        while heap and heap[0][2].entry is not heap[0]:
-            heappop(heap)
-        if not heap:
+        member = self._by_flow.get(flow)
+        if member is None or not member.queued:
             del self._heaps[flow]
             return
-        member = self._by_flow[flow]
-        member.turn = heap[0][0]
+        member.turn = self._best(flow).place
         tenant = member.tenant
         tenant.flows.moved(member)
         least = tenant.flows.least()

@@ -31,34 +31,33 @@ class Homes:
     def __init__(self, prefixes: PrefixIndex) -> None:
         self.prefixes = prefixes
         self._siblings = Siblings()
-        self._requests: dict[str, Request] = {}
         self._new: dict[str, Request] = {}
         """Requests that are not looked up yet. Most requests are dispatched before that."""
         self._homes: dict[str, list[str]] = {}
+        """Homes of all other requests."""
         self._at: dict[str, OrderedDict[str, OrderedDict[str, Request]]] = {}
         """Requests by home and tenant."""
 
     def is_alone(self, request: Request) -> bool:
         """Return whether this is the only queued request with a known prompt."""
-        return len(self._requests) == 1 and request.id in self._requests
+        return len(self._new) + len(self._homes) == 1 and (request.id in self._new or request.id in self._homes)
 
     def add(self, request: Request) -> None:
         """Add a queued request with a known prompt."""
-        self._requests[request.id] = self._new[request.id] = request
+        self._new[request.id] = request
 
     def remove(self, request: Request) -> None:
         """Remove a request that has left the queue."""
-        if self._requests.pop(request.id, None) is not None and self._new.pop(request.id, None) is None:
+        if self._new.pop(request.id, None) is None and request.id in self._homes:
             self._siblings.remove(request)
             self._leave(request)
 
     def sent(self, prefix: Prefix) -> None:
         """Look up some queued requests that begin like a dispatched request: its engine may be a home of theirs now."""
-        if not self._requests:
+        if not self._new and not self._homes:
             return
         self._look_up_new()
-        for request_id in list(self._siblings.nearest(prefix)):
-            request = self._requests[request_id]
+        for request in self._siblings.nearest(prefix):
             self._leave(request)
             self._look_up(request)
 
@@ -102,7 +101,7 @@ class Homes:
 
     def _leave(self, request: Request) -> None:
         """Remove a request from the tables of its homes."""
-        for name in self._homes.pop(request.id, ()):
+        for name in self._homes.pop(request.id):
             tenants = self._at[name]
             requests = tenants[request.flow.tenant]
             del requests[request.id]

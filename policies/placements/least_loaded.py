@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.placements.placement import Choice, EngineLoad, Placement
+from policies.capacity.ledger import BackendLedger
+from policies.placements.placement import Choice, Placement
 from policies.request import Placed, Request
 
 
-def loads(engines: Sequence[EngineLoad], *, usual: bool = False) -> list[float]:
+def loads(engines: Sequence[BackendLedger], *, usual: bool = False) -> list[float]:
     """Return the sequences of each engine, scaled to the mean number of slots.
 
     As long as the slots of one engine are not known, the sequences are not scaled. `usual`: take the recent average.
@@ -21,7 +22,7 @@ def loads(engines: Sequence[EngineLoad], *, usual: bool = False) -> list[float]:
     return [running * mean / size for running, size in zip(sequences, slots, strict=True)]
 
 
-def least_loaded(engines: Sequence[EngineLoad]) -> str:
+def least_loaded(engines: Sequence[BackendLedger]) -> str:
     """Return the engine with the least load for its size. Ties go to the one with most KV free, then by name."""
     ranks = [(load, engine.kv_fraction(), engine.name) for load, engine in zip(loads(engines), engines, strict=True)]
     return min(ranks)[2]
@@ -30,5 +31,5 @@ def least_loaded(engines: Sequence[EngineLoad]) -> str:
 class LeastLoaded(Placement):
     """The placement at the engine with the least load for its size."""
 
-    def choose(self, request: Request, engines: Sequence[EngineLoad]) -> Choice:
+    def choose(self, request: Request, engines: Sequence[BackendLedger]) -> Choice:
         return least_loaded(engines), Placed.LEAST_LOADED

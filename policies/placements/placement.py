@@ -9,43 +9,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
-from policies.capacity.pace import Pace, UsualLoad
-from policies.capacity.slots import Slots
+from policies.capacity.ledger import BackendLedger
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import Placed, Request, ServiceTokens
-
-
-class EngineLoad(Protocol):
-    """The load and the pace of an engine."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def slots(self) -> Slots: ...
-
-    @property
-    def pace(self) -> Pace: ...
-
-    @property
-    def usual(self) -> UsualLoad: ...
-
-    @property
-    def adapters(self) -> Mapping[str, int]:
-        """Number of dispatched requests by adapter."""
-
-    @property
-    def prefill_tokens(self) -> int:
-        """Prompt tokens of dispatched requests that the engine must compute before another prompt."""
-
-    def sequences_in_all(self) -> int:
-        """Return the sequences that this gateway and others have dispatched to the engine."""
-
-    def kv_fraction(self) -> float:
-        """Return the largest KV occupancy that the dispatched requests are expected to reach (1.0 = full)."""
-
 
 Choice = tuple[str, Placed]
 """The engine that gets a request, and why."""
@@ -62,7 +30,7 @@ class Placement(ABC):
         return
 
     @abstractmethod
-    def choose(self, request: Request, engines: Sequence[EngineLoad]) -> Choice:
+    def choose(self, request: Request, engines: Sequence[BackendLedger]) -> Choice:
         """Return one of the engines, and why. `engines`: at least two, in no particular order."""
 
 
@@ -84,7 +52,7 @@ class Assignment(Placement):
                 waits there; empty if the prompt is not known.
         """
 
-    def choose(self, request: Request, engines: Sequence[EngineLoad]) -> Choice:
+    def choose(self, request: Request, engines: Sequence[BackendLedger]) -> Choice:
         """Return the only engine, to which the request was assigned at arrival."""
         return engines[0].name, Placed.ASSIGNED
 

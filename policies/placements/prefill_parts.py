@@ -28,69 +28,49 @@ from typing import Final
 
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
+from policies.capacity.pace import PrefillLead
 from policies.request import Request
 from policies.tree.pool_tree import ROUNDING
 
 
-class _Lead:
-    """The lead of one tenant node, in prompt tokens, and the node's weight."""
-
-    __slots__ = ("tokens", "weight")
-
-    def __init__(self) -> None:
-        self.tokens = 0.0
-        self.weight = 1.0
-
-
-class _EngineLeads:
-    """The prefill leads of the tenant nodes at one engine, as of one time."""
-
-    __slots__ = ("at_s", "leads")
-
-    def __init__(self, now: float) -> None:
-        self.at_s = now
-        self.leads: dict[str, _Lead] = {}
-
-
 class PrefillParts:
-    """The prefill leads of tenant nodes (begun and unpaid prompt tokens) at the engines of one pool."""
+    """The prefill leads of tenant nodes (begun and unpaid prompt tokens) at the engines of one pool.
+
+    Each ledger has those of its engine.
+    """
 
     def __init__(self, backends: Mapping[str, BackendLedger]) -> None:
         self.window_tokens = inf
         """Lead per weight above which a node is ahead; infinite if no node ever is."""
         self._backends: Final = backends
-        self._engines: dict[str, _EngineLeads] = {}
 
     def began(self, lease: Lease, now: float) -> None:
         """Count the part of a dispatched prompt that its engine is expected to compute."""
         ledger, request = self._backends[lease.backend], lease.request
         if self.window_tokens == inf or ledger.prefill_pace.tokens_per_s() is None:
             return
-        known = self._engines.get(ledger.name)
-        if known is None:
-            self._engines = {name: each for name, each in self._engines.items() if name in self._backends}
-            known = self._engines[ledger.name] = _EngineLeads(now)
-        lead = known.leads.get(request.flow.tenant)
-        if (lead is not None and self._is_ahead(lead)) or len(known.leads) > 2 * len(ledger.leases) + 64:
-            self._pay(known, ledger, now)
-        lead = known.leads.setdefault(request.flow.tenant, _Lead())
+        leads = ledger.prefill_leads
+        ledger.leads_paid_s = min(ledger.leads_paid_s, now)
+        lead = leads.get(request.flow.tenant)
+        if (lead is not None and self._is_ahead(lead)) or len(leads) > 2 * len(ledger.leases) + 64:
+            self._pay(ledger, now)
+        lead = leads.setdefault(request.flow.tenant, PrefillLead())
         lead.weight = request.weight
         lead.tokens = min(lead.tokens, self.window_tokens * lead.weight) + lease.prefill_tokens
 
     def held_until_s(self, request: Request, ledger: BackendLedger, now: float) -> float | None:
         """Return when this request may begin prefill at this engine if nothing else happens there; None if now."""
-        known = self._engines.get(ledger.name)
-        lead = known.leads.get(request.flow.tenant) if known is not None else None
-        if known is None or lead is None or request.progress.inside or not self._is_ahead(lead):
+        lead = ledger.prefill_leads.get(request.flow.tenant)
+        if lead is None or request.progress.inside or not self._is_ahead(lead):
             return None
-        self._pay(known, ledger, now)
-        kept, weights = self._kept(known, ledger), sum([each.weight for each in known.leads.values()])
+        self._pay(ledger, now)
+        kept, weights = self._kept(ledger), sum([each.weight for each in ledger.prefill_leads.values()])
         rate = self._rate(ledger) * (1.0 - kept)
         if not kept or not rate or not self._is_ahead(lead):
             return None
         return now + (lead.tokens / lead.weight - self.window_tokens) * weights / rate
 
-    def _is_ahead(self, lead: _Lead) -> bool:
+    def _is_ahead(self, lead: PrefillLead) -> bool:
         return lead.tokens > self.window_tokens * lead.weight + ROUNDING
 
     @staticmethod
@@ -99,27 +79,28 @@ class PrefillParts:
         sharers = 1 if ledger.allowance is None else ledger.allowance.sharers
         return (ledger.prefill_pace.tokens_per_s() or 0.0) / sharers
 
-    def _pay(self, known: _EngineLeads, ledger: BackendLedger, now: float) -> None:
-        """Lower the leads by the prompt tokens that the engine computed since `at_s`, by weight.
+    def _pay(self, ledger: BackendLedger, now: float) -> None:
+        """Lower the leads by the prompt tokens that the engine computed since `leads_paid_s`, by weight.
 
         Tokens that one node does not need lower the leads of the others.
         """
-        tokens, known.at_s = self._rate(ledger) * (1.0 - self._kept(known, ledger)) * (now - known.at_s), now
-        while known.leads and tokens > 0.0:
-            level = tokens / sum([each.weight for each in known.leads.values()])
-            paid = [leaf for leaf, each in known.leads.items() if each.tokens <= level * each.weight]
+        leads, passed_s = ledger.prefill_leads, now - ledger.leads_paid_s
+        tokens, ledger.leads_paid_s = self._rate(ledger) * (1.0 - self._kept(ledger)) * passed_s, now
+        while leads and tokens > 0.0:
+            level = tokens / sum([each.weight for each in leads.values()])
+            paid = [leaf for leaf, each in leads.items() if each.tokens <= level * each.weight]
             for leaf in paid:
-                lead = known.leads.pop(leaf)
+                lead = leads.pop(leaf)
                 tokens -= lead.tokens
                 lead.tokens = 0.0
             if not paid:
-                for each in known.leads.values():
+                for each in leads.values():
                     each.tokens -= level * each.weight
                 return
 
-    def _kept(self, known: _EngineLeads, ledger: BackendLedger) -> float:
+    def _kept(self, ledger: BackendLedger) -> float:
         """Return the part of the engine's time that is kept for running answers (g)."""
-        weights = {leaf: lead.weight for leaf, lead in known.leads.items()}
+        weights = {leaf: lead.weight for leaf, lead in ledger.prefill_leads.items()}
         kept = 0.0
         for lease in ledger.leases.values():
             request = lease.request
@@ -127,7 +108,7 @@ class PrefillParts:
             weights[leaf] = request.weight
             if lease.started_s is None or request.can_wait or request.output_tokens_max <= max(1, lease.output_tokens):
                 continue  # has not started, makes no further token, or is batch
-            lead = known.leads.get(leaf)
+            lead = ledger.prefill_leads.get(leaf)
             if request.weight > kept and (lead is None or not self._is_ahead(lead)):
                 kept = request.weight
         return kept / sum(weights.values()) if kept else 0.0

@@ -29,8 +29,9 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final
 
+from policies.capacity.ledger import BackendLedger
 from policies.placements.least_loaded import least_loaded, loads
-from policies.placements.placement import Choice, EngineLoad, Placement
+from policies.placements.placement import Choice, Placement
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.request import Placed, Request
 
@@ -59,7 +60,7 @@ class ByPrefix(Placement):
     def __init__(self, params: Any = None, *, prefixes: PrefixIndex | None = None, flows_max: int = 10_000) -> None:
         self._prefixes = prefixes if prefixes is not None else PrefixIndex()
 
-    def choose(self, request: Request, engines: Sequence[EngineLoad]) -> Choice:
+    def choose(self, request: Request, engines: Sequence[BackendLedger]) -> Choice:
         running = loads(engines)
         prefix = request.prefix
         if not prefix:
@@ -90,7 +91,7 @@ def _mean(running: Sequence[float]) -> float:
     return (sum(running) + 1) / len(running)
 
 
-def _over(engines: Sequence[EngineLoad], running: Sequence[float]) -> list[bool]:
+def _over(engines: Sequence[BackendLedger], running: Sequence[float]) -> list[bool]:
     """Return for each engine whether it is above the bound: it then gets nothing while another engine has room."""
     mean = _mean(running)
     least = IMBALANCE * mean + SPARE
@@ -104,7 +105,7 @@ def _over(engines: Sequence[EngineLoad], running: Sequence[float]) -> list[bool]
     ]
 
 
-def _paces(engines: Sequence[EngineLoad]) -> list[float]:
+def _paces(engines: Sequence[BackendLedger]) -> list[float]:
     """Return how many times slower each engine is than the fastest; 1.0 if not known or at most `SLOWER`."""
     known = [engine.pace.known_token_s() for engine in engines]
     best = min([pace for pace in known if pace is not None], default=0.0)

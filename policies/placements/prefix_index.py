@@ -44,17 +44,31 @@ def blocks_of_tokens(tokens: int, prefix: Prefix, prompt_tokens: int) -> int:
 class _Cache:
     """The blocks that one backend is believed to hold, the least recently used first."""
 
-    __slots__ = ("alone", "blocks", "limit", "prompt_tokens", "reports")
+    __slots__ = ("blocks", "limit", "prompt_tokens", "reports")
 
-    def __init__(self, backend: str, limit: int) -> None:
-        self.alone = (backend,)
-        """Holders of a block that only this backend holds: one shared object, since there are many such blocks."""
+    def __init__(self) -> None:
         self.blocks: OrderedDict[int, None] = OrderedDict()
-        self.limit = limit
+        self.limit = BLOCKS_MAX
         self.prompt_tokens = 0
         """Prompt tokens that the backend last reported to have processed since its start."""
         self.reports = False
         """The backend has reported cached tokens before. Only then does a report of none mean a miss."""
+
+    def depth(self, prefix: Prefix) -> int:
+        """Return the number of leading blocks that the backend holds."""
+        low, high = 0, len(prefix)
+        while low < high:
+            middle = (low + high) // 2
+            if prefix[middle] in self.blocks:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def trim(self) -> None:
+        """Forget the oldest blocks beyond the limit."""
+        while len(self.blocks) > self.limit:
+            self.blocks.popitem(last=False)
 
 
 class PrefixIndex:
@@ -66,8 +80,6 @@ class PrefixIndex:
     def __init__(self, *, blocks_max: int = ALL_BLOCKS_MAX) -> None:
         self._blocks_max = blocks_max
         self._caches: dict[str, _Cache] = {}
-        self._holders: dict[int, tuple[str, ...]] = {}
-        """Backends by the first block of a prompt that they hold. So a new prompt costs one look-up."""
         self.version = 0
         """Number that grows whenever a result of `depth` may have changed."""
 
@@ -78,14 +90,14 @@ class PrefixIndex:
     def depth(self, prefix: Prefix, backend: str) -> int:
         """Return the number of leading blocks that this backend holds."""
         cache = self._caches.get(backend)
-        return _depth(prefix, cache.blocks) if cache is not None else 0
+        return cache.depth(prefix) if cache is not None else 0
 
     def depths(self, prefix: Prefix) -> dict[str, int]:
         """Return the number of leading blocks of each backend that holds any of them."""
-        holders = self._holders.get(prefix[0]) if prefix else None
-        if holders is None:
+        if not prefix:
             return {}
-        return {name: _depth(prefix, self._caches[name].blocks) for name in holders}
+        first = prefix[0]
+        return {name: cache.depth(prefix) for name, cache in self._caches.items() if first in cache.blocks}
 
     def insert(self, prefix: Prefix, backend: str) -> None:
         """Count a prefix as cached at the backend to which its request goes. O(blocks)."""
@@ -93,18 +105,13 @@ class PrefixIndex:
             return
         cache = self._caches.get(backend)
         if cache is None:
-            cache = self._caches[backend] = _Cache(backend, BLOCKS_MAX)
+            cache = self._caches[backend] = _Cache()
             self._divide()
         blocks = cache.blocks
         for block in reversed(prefix):  # from the end to the beginning, so that the end of a chain is forgotten first
             blocks[block] = None
             blocks.move_to_end(block)
-        holders = self._holders.get(prefix[0])
-        if holders is None:
-            self._holders[prefix[0]] = cache.alone
-        elif backend not in holders:
-            self._holders[prefix[0]] = (*holders, backend)
-        self._trim(backend, cache)
+        cache.trim()
         self.version += 1
 
     def forget(self, prefix: Prefix, backend: str, depth: int) -> None:
@@ -113,15 +120,11 @@ class PrefixIndex:
         if cache is not None:
             for block in prefix[depth:]:
                 cache.blocks.pop(block, None)
-                self._not_at(backend, block)
             self.version += 1
 
     def forget_engine(self, backend: str) -> None:
         """Forget the blocks and the learned size of a backend that has restarted."""
-        cache = self._caches.pop(backend, None)
-        if cache is not None:
-            for block in cache.blocks:
-                self._not_at(backend, block)
+        if self._caches.pop(backend, None) is not None:
             self.version += 1
 
     def counted(self, backend: str, prompt_tokens: int | None) -> None:
@@ -149,7 +152,7 @@ class PrefixIndex:
         if cache.reports and found < expected - 1 - expected // 4:
             known = len(cache.blocks)
             cache.limit = min(self._part, max(BLOCKS_MIN, known - max(expected - found, known // CAUTION)))
-            self._trim(backend, cache)
+            cache.trim()
             self.version += 1
         elif found:
             cache.limit = min(self._part, cache.limit + 1 + found // CAUTION)
@@ -165,33 +168,6 @@ class PrefixIndex:
         return min(BLOCKS_MAX, self._blocks_max // max(1, len(self._caches)))
 
     def _divide(self) -> None:
-        for backend, cache in self._caches.items():
-            if cache.limit > self._part:
-                cache.limit = self._part
-                self._trim(backend, cache)
-
-    def _trim(self, backend: str, cache: _Cache) -> None:
-        while len(cache.blocks) > cache.limit:
-            block, _ = cache.blocks.popitem(last=False)
-            self._not_at(backend, block)
-
-    def _not_at(self, backend: str, block: int) -> None:
-        """Remove the backend from the holders of this block."""
-        holders = self._holders.get(block)
-        if holders is None or backend not in holders:
-            return
-        if len(holders) == 1:
-            del self._holders[block]
-        else:
-            self._holders[block] = tuple([name for name in holders if name != backend])
-
-
-def _depth(prefix: Prefix, blocks: OrderedDict[int, None]) -> int:
-    low, high = 0, len(prefix)
-    while low < high:
-        middle = (low + high) // 2
-        if prefix[middle] in blocks:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+        for cache in self._caches.values():
+            cache.limit = min(cache.limit, self._part)
+            cache.trim()

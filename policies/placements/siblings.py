@@ -5,7 +5,6 @@ Requests are found by the hashes of their blocks at depths 1, 2, 4, 8, ..., so a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from policies.placements.prefix_index import Prefix
@@ -19,11 +18,11 @@ class Siblings:
     """The requests of one queue, by the beginnings of their prompts."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, dict[str, None]] = {}
+        self._waiting: dict[int, dict[str, Request]] = {}
 
     def add(self, request: Request) -> None:
         for block in _landmarks(request.prefix):
-            self._waiting.setdefault(block, {})[request.id] = None
+            self._waiting.setdefault(block, {})[request.id] = request
 
     def remove(self, request: Request) -> None:
         for block in _landmarks(request.prefix):
@@ -32,16 +31,15 @@ class Siblings:
             if not alike:
                 del self._waiting[block]
 
-    def nearest(self, prefix: Prefix) -> Iterator[str]:
-        """Yield the ids of at most `LOOKED_UP` requests: the longest common beginning first, then the oldest."""
-        found: set[str] = set()
+    def nearest(self, prefix: Prefix) -> list[Request]:
+        """Return at most `LOOKED_UP` requests: the longest common beginning first, then the oldest."""
+        found: dict[str, Request] = {}
         for block in reversed(_landmarks(prefix)):
-            for request_id in self._waiting.get(block, {}):
-                if request_id not in found:
-                    found.add(request_id)
-                    yield request_id
-                    if len(found) == LOOKED_UP:
-                        return
+            for request in self._waiting.get(block, {}).values():
+                found[request.id] = request
+                if len(found) == LOOKED_UP:
+                    return [*found.values()]
+        return [*found.values()]
 
     def depth(self, prefix: Prefix) -> int:
         """Return how many leading blocks a waiting request shares with this prefix, to within a factor of two."""

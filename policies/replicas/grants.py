@@ -50,38 +50,26 @@ class GrantedEngines:
 
     def __init__(self, ledgers: Mapping[str, BackendLedger]) -> None:
         self._ledgers = ledgers
-        self._granted: dict[str, _Granted] = {}
-        self._reported = list(ledgers)
-        """Names of the engines in the last report, in order."""
-        self.follow()
-
-    def follow(self) -> None:
-        """Follow engines that have come or gone. A new engine may not be used before its first sync round."""
-        for name, ledger in self._ledgers.items():
-            if name not in self._granted:
-                self._granted[name] = _Granted()
-                ledger.allowance = Grant(0, 0)
-        for name in [name for name in self._granted if name not in self._ledgers]:
-            del self._granted[name]
+        self._reported = list(ledgers.values())
+        """Engines in the last report, in order."""
+        for ledger in ledgers.values():
+            ledger.allowance = Grant(0, 0)  # no engine may be used before its first sync round
 
     def holdings(self, head: Request | None, waiting: int, now: float) -> list[Holding]:
         """Return this gateway's use of each engine, and the needs of its next request there.
 
         `waiting` is the number of requests that wait here.
         """
-        self.follow()
-        self._reported = list(self._ledgers)
-        return [_holding(one, head, waiting, now) for one in self._ledgers.values()]
+        self._reported = list(self._ledgers.values())
+        return [_holding(one, head, waiting, now) for one in self._reported]
 
     def receive(self, grants: Sequence[Grant], now: float) -> None:
         """Apply grants, in the order of the last `holdings`, until the next sync round or for `TRUST_S`."""
-        for name, grant in zip(self._reported, grants, strict=True):
-            ledger, granted = self._ledgers.get(name), self._granted.get(name)
-            if ledger is None or granted is None:
-                continue  # removed meanwhile
+        for ledger, grant in zip(self._reported, grants, strict=True):
             ledger.allowance = grant
             ledger.allowed_until_s = now + TRUST_S
-            granted.learn(grant, now)
+            ledger.granted = ledger.granted or _Granted()
+            ledger.granted.learn(grant, now)
 
     def cut_off(self, replicas: int) -> None:
         """Go on with the average of the recent grants, as the other gateways do, while no reply comes from the store.
@@ -91,11 +79,10 @@ class GrantedEngines:
         Without any earlier grant the whole engine is used, and only gauges show the requests of others. A gateway that
         had nothing to send was granted nothing. Such a gateway goes on with an equal part, or it could never send.
         """
-        self.follow()
         for ledger in self._ledgers.values():
-            granted = self._granted[ledger.name]
+            granted: _Granted | None = ledger.granted
             ledger.allowed_until_s = float("inf")
-            if ledger.allowance is None or granted.granted_s == float("-inf"):
+            if ledger.allowance is None or granted is None:
                 ledger.allowance = None
                 continue
             # Sequences are whole numbers. A fraction in the average is carried over to the next time.

@@ -51,8 +51,8 @@ class TenantReplica:
             refuses_alone: reject every request with a limit while no reply comes from the store.
             workers: number of gateways that are known to count together, even before any reply.
         """
-        self._quotas = SharedQuotas(quotas, epoch_s=epoch_s, workers=workers) if quotas is not None else None
-        self._interactions = SharedInteractions(interactions) if interactions is not None else None
+        self._quotas = SharedQuotas(quotas if quotas is not None else Quotas(), epoch_s=epoch_s, workers=workers)
+        self._interactions = SharedInteractions(interactions if interactions is not None else Interactions())
         self._refuses_alone = refuses_alone
         self._is_alone = False
         self._undecided: dict[str, _Undecided] = {}
@@ -70,9 +70,7 @@ class TenantReplica:
         """Return whether this request must stay undecided until the store has replied."""
         if self._is_alone:
             return False
-        if self._quotas is not None and not self._quotas.is_sure(request, now):
-            return True
-        return not is_calm and self._interactions is not None and self._interactions.is_unknown(request)
+        return not self._quotas.is_sure(request, now) or (not is_calm and self._interactions.is_unknown(request))
 
     def ask(self, engine: Asker, request: Request) -> None:
         """Ask about a request in the next sync round."""
@@ -103,34 +101,27 @@ class TenantReplica:
         for one in list(self._undecided.values())[:REPORTED_MAX]:
             del self._undecided[one.request.id]
             one.engine.peers_asked(one.request.id, now)
-            asked = self._interactions.ask(one.request) if self._interactions is not None else []
+            asked = self._interactions.ask(one.request)
             self._asked[one.request.id] = one._replace(begin=len(calls), end=len(calls) + len(asked))
             calls += asked
         self._keys_asked = len(calls)
-        quotas = self._quotas
-        tallies = quotas.report(REPORTED_MAX) if quotas is not None else []
-        usage = quotas.usage() if quotas is not None else []
-        if self._interactions is not None:
-            calls += self._interactions.report(REPORTED_MAX, now)
-        return ReplicaReport([], [], [], tallies, calls, usage, [], 0.0)
+        calls += self._interactions.report(REPORTED_MAX, now)
+        return ReplicaReport([], [], [], self._quotas.report(REPORTED_MAX), calls, self._quotas.usage(), [], 0.0)
 
     def receive(self, view: ReplicaView, asked_s: float, now: float) -> Sequence[Decision]:
         """Apply the reply. `decisions_of` returns the decisions for each admission engine."""
         self._is_alone = False
-        if self._interactions is not None:
-            for one in self._asked.values():
-                self._interactions.take_up(one.request, view.opened[one.begin : one.end], now)
-            self._interactions.receive(view.opened[self._keys_asked :])
-        if self._quotas is not None:
-            self._quotas.receive(view.counted, view.replicas, view.usage, is_forgotten=view.is_forgotten)
+        for one in self._asked.values():
+            self._interactions.take_up(one.request, view.opened[one.begin : one.end], now)
+        self._interactions.receive(view.opened[self._keys_asked :])
+        self._quotas.receive(view.counted, view.replicas, view.usage, is_forgotten=view.is_forgotten)
         self._decide(now)
         return ()
 
     def cut_off(self, now: float) -> Sequence[Decision]:
         """Decide alone while no reply comes from the store: keep to this gateway's part of every limit."""
         self._is_alone = True
-        if self._quotas is not None:
-            self._quotas.cut_off(refuses=self._refuses_alone)
+        self._quotas.cut_off(refuses=self._refuses_alone)
         for one in self._undecided.values():
             one.engine.peers_asked(one.request.id, now)
             self._asked[one.request.id] = one
@@ -143,9 +134,7 @@ class TenantReplica:
         asked, self._asked = list(self._asked.values()), {}
         admitted = []
         for one in reversed(asked):
-            refused = (
-                self._quotas.quotas.refusal(one.request, now, is_counted=True) if self._quotas is not None else None
-            )
+            refused = self._quotas.quotas.refusal(one.request, now, is_counted=True)
             if refused is None:
                 admitted.append(one)
             else:

@@ -15,13 +15,12 @@ from docs.generate.config_fields import EXAMPLES, ConfigField, fields
 from gateway.config.load import ConfigError, load_config
 from gateway.config.sections.policy_choice import policy_settings
 from gateway.http.errors import Reason
-from gateway.proxy.refusals import REASONS
 from gateway.telemetry.log_line import Line
 from gateway.telemetry.metric_families import FAMILIES
 from gateway.telemetry.record import Outcome
 from policies.capacity.obstacle import Obstacle
 from policies.orders.policy_entries import POLICIES
-from policies.request import Placed
+from policies.request import Placed, Refusal
 from tests.gateway.live import Starter, chat
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +51,7 @@ def test_the_runbook_has_every_word_and_no_other(words: str, known: set[str] | N
 
 
 def test_a_refusal_of_admission_is_a_reason() -> None:
-    assert {reason.value for reason, _ in REASONS.values()} <= set(reference.RUNBOOK["reasons"])
+    assert {Reason[refusal.name].value for refusal in Refusal} <= set(reference.RUNBOOK["reasons"])
 
 
 def test_every_log_field_is_described() -> None:

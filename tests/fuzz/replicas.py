@@ -22,7 +22,7 @@ from gateway.operator.snapshots.state_document import state
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.learned import FILE_BYTES_MAX, LearnedFile, LearnedSync
 from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
-from gateway.pool.replication.ticker import Exchanges
+from gateway.pool.replication.ticker import SyncRounds
 from gateway.storage.hub.exchange_server import ExchangeServer, _Worker
 from gateway.storage.hub.hub_store import _Hub
 from gateway.storage.hub.run_directory import RunDirectory
@@ -47,7 +47,7 @@ from policies.replicas.tenant_replica import TenantReplica
 from policies.request import Claim, Flow, Request, ServiceTokens
 from tests.fuzz.harness import Harness
 from tests.fuzz.transport import Transport, in_loop, pieces
-from tests.kit.reference_store import ReferenceStore
+from tests.kit.typed_script_store import TypedScriptStore
 
 MEETING = RunDirectory("/nowhere", workers=2, epoch_s=0.0)
 LIMITS = QueueLimits(queue_requests_max=8, queue_bytes_max=4000, queue_wait_s_max=2.0)
@@ -230,9 +230,9 @@ async def _hear(data: bytes) -> None:
         gateway = Gateway(policy)
         replicas: list[Speaker] = [gateway.of_pool(), Gateway(policy).of_tenants()]
         for replica in replicas:
-            exchanges = Exchanges(store(data), "p", replica, lambda decisions: None)
-            await _runs(exchanges.turn)
-            assert exchanges.answered + exchanges.lost >= 1
+            rounds = SyncRounds(store(data), "p", replica, lambda decisions: None)
+            await _runs(rounds.turn)
+            assert rounds.answered + rounds.lost >= 1
             assert is_countable(replica.report(1e6))
 
 
@@ -332,7 +332,7 @@ async def _adopt(data: bytes) -> None:
 
 def said_here() -> dict[str, list[bytes]]:
     """Seeds, as our own code says it."""
-    exchange, gateways = ReferenceStore(), [Gateway(), Gateway()]
+    exchange, gateways = TypedScriptStore(), [Gateway(), Gateway()]
     replicas: list[Any] = [gateways[0].of_pool(), gateways[1].of_pool()]
     encode = msgspec.msgpack.encode
     report = [encode(replica.report(0.0)) for replica in replicas]

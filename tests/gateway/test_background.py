@@ -99,7 +99,7 @@ BREAKS = {
     "batches": "gateway.proxy.batches.batch_tables.claim", "files": "gateway.proxy.batches.batch_tables.forget",
     "addresses": "gateway.pool.engine_addresses.Addresses._look_up",
     "certificates": "gateway.http.tls.certificates.Certificates._look", "engines": "gateway.pool.pools.Pools.prepare",
-    "exchange": "gateway.pool.replication.ticker.Exchanges._exchange",
+    "exchange": "gateway.pool.replication.ticker.SyncRounds._exchange",
     "fleet": "gateway.storage.redis.redis_store.RedisStore.subscribe", "health": "gateway.pool.backend.Backend.check",
     "keys": "gateway.keys.in_redis.RedisKeys.change_mark",
     "lessons": "gateway.pool.learned.LearnedSync._adopt", "metrics": "backends.scraper.Scraper._scrape",

@@ -88,8 +88,8 @@ async def test_what_makes_no_sense_ends_that_connection_only(start: Starter) -> 
             assert await reader.read() == b"", name
             writer.close()
             await until(lambda: len(server.connections) == 1)
-            before = live.gateway.exchanges[0].answered
-            await until(lambda before=before: live.gateway.exchanges[0].answered > before)  # type: ignore[misc]
+            before = live.gateway.sync_rounds[0].answered
+            await until(lambda before=before: live.gateway.sync_rounds[0].answered > before)  # type: ignore[misc]
             assert live.gateway.state() == "shared", name
 
 
@@ -177,7 +177,7 @@ async def test_workers_whose_hub_starts_late_count_a_limit_together_and_by_parts
             asyncio.create_task(live.ask("/v1/chat/completions", body, key="key-of-a"))
             for live in (*[first] * 35, *[second] * 5)
         ]
-        rounds = [each for live in (first, second) for each in live.gateway.exchanges if each.about == ALL_POOLS]
+        rounds = [each for live in (first, second) for each in live.gateway.sync_rounds if each.about == ALL_POOLS]
         await until(lambda: all(each.lost >= 2 for each in rounds))
         if comes:
             stack.callback((await server.listen(listener)).close)
@@ -212,7 +212,7 @@ async def test_each_gauge_has_a_rule_by_which_it_is_put_together(start: Starter,
             pools=[pool], worker_slot=WorkerSlot(0, found), usage=str(tmp_path / "usage.db"), quota=quota
         ) as live:
             gateway = live.gateway
-            await until(lambda: gateway.exchanges[0].answered > 0)
+            await until(lambda: gateway.sync_rounds[0].answered > 0)
             async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(found.worker(0))) as session:
                 async with session.get("http://worker/metrics") as answer:
                     page = await answer.text()

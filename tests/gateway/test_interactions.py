@@ -130,38 +130,30 @@ def test_what_is_embedded_is_no_question() -> None:
 
 
 def test_the_clients_own_word_comes_first() -> None:
-    body = chat(USER, metadata={"fairgate_interaction": "in-body", "fairgate_stage": "7"})
-    by_header = claim(body, x_fairgate_interaction="mine", x_fairgate_end="true")
+    by_header = claim(chat(USER), x_fairgate_interaction="mine", x_fairgate_stage="7", x_fairgate_end="true")
     assert by_header == Claim(claim({}, x_fairgate_interaction="mine").id, 7, ends=True, explicit=True)
-    by_body = claim(body)
-    assert by_body.explicit
-    assert by_body.id not in (by_header.id, "in-body")
+    assert by_header.id not in (claim(chat(USER)).id, "mine")
     ended = claim(chat(USER, CALLS, RESULT), x_fairgate_end="1")
     assert ended == replace(claim(chat(USER, CALLS, RESULT)), ends=True)
 
 
 @pytest.mark.parametrize(
-    ("headers", "metadata", "param"),
+    ("headers", "param"),
     [
-        *(({"x_fairgate_interaction": id}, {}, "x-fairgate-interaction") for id in ("", "x" * 257, "a\tb", "\xff")),
+        *(({"x_fairgate_interaction": id}, "x-fairgate-interaction") for id in ("", "x" * 257, "a\tb", "\xff")),
         *(
-            ({"x_fairgate_stage": stage}, {}, "x-fairgate-stage")
+            ({"x_fairgate_stage": stage}, "x-fairgate-stage")
             for stage in ("two", "0", "-1", "1.5", "9" * 5000, "٣".encode().decode("latin-1"))
         ),
-        ({"x_fairgate_end": "perhaps"}, {}, "x-fairgate-end"),
-        ({}, {"fairgate_interaction": 5}, "metadata"),
-        *(
-            ({}, {f"fairgate_{name}": wrong}, f"metadata.fairgate_{name}")
-            for name, wrong in (("interaction", "a\nb"), ("stage", 0), ("stage", "x"), ("end", "maybe"))
-        ),
+        ({"x_fairgate_end": "perhaps"}, "x-fairgate-end"),
     ],
 )
-def test_a_bad_claim_in_so_many_words_is_refused(headers: Any, metadata: Any, param: str) -> None:
+def test_a_bad_claim_in_so_many_words_is_refused(headers: Any, param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        claim(chat(USER, metadata=metadata), **headers)
+        claim(chat(USER), **headers)
     assert (caught.value.status, caught.value.param) == (400, param)
     assert param in caught.value.message
-    claim(chat(USER, metadata=metadata), reader(headers=False), **headers)
+    claim(chat(USER), reader(headers=False), **headers)
 
 
 @pytest.mark.parametrize("session", ["", "x" * 300, "a\tb", "\xff\xfe"])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.config.sections.keys import hash_key
-from gateway.pool.replication.ticker import Exchanges
+from gateway.pool.replication.ticker import SyncRounds
 from tests.certificates import Authority
 from tests.commands import run
 from tests.gateway.capture import Upstream, token
@@ -419,11 +419,11 @@ async def test_replicas_reload_one_by_one(tmp_path: Path) -> None:
                 assert got.status == 409
                 assert "is what replicas count together by" in "".join(got.json["why_not"])
                 await until(gate.live.holds_nothing)
-                exchanges = gate.live.gateway.exchanges
-                assert exchanges[0].answered > exchanges[0].lost, "one may be late where the machine is slow"
-                for exchange in exchanges:
-                    await until(partial(_is_heard, exchange))
+                rounds = gate.live.gateway.sync_rounds
+                assert rounds[0].answered > rounds[0].lost, "one may be late where the machine is slow"
+                for each in rounds:
+                    await until(partial(_is_heard, each))
 
 
-def _is_heard(exchange: Exchanges) -> bool:
-    return not exchange.is_alone
+def _is_heard(rounds: SyncRounds) -> bool:
+    return not rounds.is_alone

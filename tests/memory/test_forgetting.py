@@ -6,10 +6,10 @@ import pytest
 
 from policies.admission.named import named_policy
 from policies.interactions import Interactions, InteractionSettings
-from policies.limits.fullness import given_up
 from policies.limits.quotas import Quota, Quotas
 from policies.queue.backlog import Backlog
 from policies.queue.bounds import BoundedQueue, QueueLimits
+from policies.recent import given_up
 from policies.request import Claim, CorrelationKeys, Flow, Request, ServiceTokens
 
 SERVICE = ServiceTokens(100, 100)

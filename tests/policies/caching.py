@@ -11,11 +11,11 @@ from typing import Any
 
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
+from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.order import Selection
-from policies.placements.placement import EngineLoad
 from policies.request import Request, ServiceTokens
-from tests.policies.making import Load, make_request
+from tests.policies.making import ledger_of, make_request
 
 BLOCK = 10
 """Tokens."""
@@ -119,8 +119,8 @@ class CachingServers:
 
     # --- Engines ---
 
-    def with_room(self, request: Request, but: str | None = None) -> Sequence[EngineLoad] | Blocked:
-        found = [Load(name, len(running)) for name, running in self.running.items() if self._has_slot(name)]
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
+        found = [ledger_of(name, len(running)) for name, running in self.running.items() if self._has_slot(name)]
         return found or Blocked(request, dict.fromkeys(self.running, Obstacle.SLOTS))
 
     def blocked_at(self, request: Request, engine: str) -> Blocked | None:

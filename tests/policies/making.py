@@ -15,11 +15,11 @@ from policies.admission.decisions import Decision, Dispatch, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
+from policies.capacity.gauges import CapacitySettings
+from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.capacity.pace import Pace, UsualLoad
-from policies.capacity.slots import Slots
+from policies.capacity.pace import Pace
 from policies.orders.policy_entries import POLICIES
-from policies.placements.placement import EngineLoad
 from policies.placements.placement_entries import PLACEMENTS
 from policies.placements.prefix_index import PrefixIndex
 from policies.queue.bounds import QueueLimits
@@ -98,36 +98,25 @@ def pool_of(
     return pool
 
 
-class Load:
-    """How full is an engine, and how fast?"""
-
-    def __init__(
-        self,
-        name: str = "b",
-        running: int = 0,
-        *,
-        slots: int | None = None,
-        prefill_tokens: int = 0,
-        pace: Pace | None = None,
-        kv: float = 0.0,
-        adapters: Mapping[str, int] | None = None,
-        usual: float | None = None,
-    ) -> None:
-        self.name = name
-        self.running = running
-        self.slots = Slots(slots, waiting_target=0, most=None)
-        self.prefill_tokens = prefill_tokens
-        self.pace = pace or Pace()
-        self.usual = UsualLoad()
-        self.usual.ran(running if usual is None else usual, math.inf)
-        self.kv = kv
-        self.adapters = adapters or {}
-
-    def sequences_in_all(self) -> int:
-        return self.running
-
-    def kv_fraction(self) -> float:
-        return self.kv
+def ledger_of(
+    name: str = "b",
+    running: int = 0,
+    *,
+    slots: int | None = None,
+    prefill_tokens: int = 0,
+    pace: Pace | None = None,
+    kv: float = 0.0,
+    adapters: Mapping[str, int] | None = None,
+    usual: float | None = None,
+) -> BackendLedger:
+    """A ledger that is this full, and this fast."""
+    ledger = BackendLedger(name, CapacitySettings(waiting_target=0), max_num_seqs=slots)
+    ledger.sequences, ledger.prefill_tokens = running, prefill_tokens
+    ledger.pace = pace or ledger.pace
+    ledger.usual.ran(running if usual is None else usual, math.inf)
+    ledger.kv.capacity_tokens, ledger.kv.held_tokens = 1000, round(1000 * kv)
+    ledger.adapters = dict(adapters or {})
+    return ledger
 
 
 class Room:
@@ -142,8 +131,8 @@ class Room:
     def may_wake(self, request: Request, engine: str | None) -> bool:
         return True
 
-    def with_room(self, request: Request, but: str | None = None) -> Sequence[EngineLoad] | Blocked:
-        return (Load(),)
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
+        return (ledger_of(),)
 
     def blocked_at(self, request: Request, engine: str) -> Blocked | None:
         return None
@@ -155,7 +144,7 @@ class Room:
 class NoRoom(Room):
     """An engine in which nothing fits."""
 
-    def with_room(self, request: Request, but: str | None = None) -> Sequence[EngineLoad] | Blocked:
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
         return Blocked(request, {"b": Obstacle.SLOTS})
 
     def blocked_at(self, request: Request, engine: str) -> Blocked | None:
@@ -169,8 +158,8 @@ class Engines(Room):
         self.running = running
         self.full = full
 
-    def with_room(self, request: Request, but: str | None = None) -> Sequence[EngineLoad] | Blocked:
-        found = [Load(name, running) for name, running in self.running.items() if name not in self.full]
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
+        found = [ledger_of(name, running) for name, running in self.running.items() if name not in self.full]
         return found or Blocked(request, dict.fromkeys(self.running, Obstacle.SLOTS))
 
     def blocked_at(self, request: Request, engine: str) -> Blocked | None:

@@ -23,7 +23,7 @@ from policies.placements.prefix_index import PrefixIndex
 from policies.placements.siblings import Siblings
 from policies.queue.backlog import Backlog
 from policies.replicas.grants import GrantedEngines
-from tests.policies.making import Load, make_request
+from tests.policies.making import ledger_of, make_request
 
 PROMPT = tuple(range(1, 101))
 TOKENS = 1600
@@ -80,8 +80,8 @@ def test_the_usual_load_is_of_ten_seconds() -> None:
 
 
 def test_a_new_engine_is_taken_to_have_four_slots_and_one_request_takes_a_quarter_of_them() -> None:
-    assert Slots(None, waiting_target=2, most=None).count == 4
-    assert Slots(64, waiting_target=2, most=None).taken_by(64) == 16
+    assert Slots(None, CapacitySettings()).count == 4
+    assert Slots(64, CapacitySettings()).taken_by(64) == 16
 
 
 @pytest.mark.parametrize(("arrived_s", "goes_on"), [(0.24, True), (0.26, False)])
@@ -173,7 +173,7 @@ def test_an_app_weighs_at_most_sixteen_times_what_is_usual() -> None:
 # --- placements ---
 
 
-def choose(*engines: Load, adapter: str = "", **cached: int) -> str:
+def choose(*engines: BackendLedger, adapter: str = "", **cached: int) -> str:
     prefixes = PrefixIndex()
     for name, blocks in cached.items():
         prefixes.insert(PROMPT[:blocks], name)
@@ -184,20 +184,20 @@ def choose(*engines: Load, adapter: str = "", **cached: int) -> str:
 @pytest.mark.parametrize(("running", "chosen"), [(7, "a"), (9, "b")])
 def test_a_missing_token_counts_eightfold_and_a_sequence_for_sixteen(running: int, chosen: str) -> None:
     """`a` has a block of 16 tokens more: 128 of its tokens, or eight sequences. It ran as much for long."""
-    loads = [Load("a", running + 90), Load("b", 90)]
+    loads = [ledger_of("a", running + 90), ledger_of("b", 90)]
     assert choose(*loads, a=90, b=89) == chosen
 
 
 @pytest.mark.parametrize(("missing", "chosen"), [(63, "b"), (65, "a")])
 def test_an_adapter_costs_as_much_as_a_thousand_tokens(missing: int, chosen: str) -> None:
-    loads = [Load("a"), Load("b", adapters={"lora": 0})]
+    loads = [ledger_of("a"), ledger_of("b", adapters={"lora": 0})]
     assert choose(*loads, adapter="lora", a=90, b=90 - missing) == chosen
 
 
 @pytest.mark.parametrize(("usual", "running", "chosen"), [(50, 72, "a"), (50, 77, "a"), (50, 78, "b"), (95, 72, "b")])
 def test_an_engine_that_runs_much_more_than_the_mean_gets_nothing(usual: float, running: int, chosen: str) -> None:
     """The mean is 50.5: the bound is 1.2 times that and three, 63.6, or two deviations more, 77.8, by chance."""
-    loads = [Load("a", running, usual=usual), Load("b", 100 - running, usual=50)]
+    loads = [ledger_of("a", running, usual=usual), ledger_of("b", 100 - running, usual=50)]
     assert choose(*loads, a=100) == chosen
 
 
@@ -209,7 +209,7 @@ def test_paces_within_half_are_equal(pace_s: float, chosen: str) -> None:
             lease = leased(output_max=100)
             lease.started_s, lease.output_tokens = 0.0, 10
             pace.ended(lease, 10 * token_s)
-    assert choose(Load("a", pace=slow), Load("b", pace=quick), a=51, b=50) == chosen
+    assert choose(ledger_of("a", pace=slow), ledger_of("b", pace=quick), a=51, b=50) == chosen
 
 
 def test_each_dispatch_looks_up_two_that_begin_alike_and_eight_are_tried() -> None:

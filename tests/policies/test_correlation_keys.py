@@ -13,8 +13,8 @@ from policies.correlation_table import HOLDERS_MAX, KEYS_MAX, CorrelationTable
 from policies.interactions import Interactions, InteractionSettings
 from policies.replicas.messages import ReplicaReport
 from policies.replicas.shared_interactions import SharedInteractions
-from policies.request import Claim, CorrelationKeys, Interaction, Request, ServiceTokens
-from tests.kit.reference_store import ReferenceStore
+from policies.request import Claim, CorrelationKeys, Flow, Interaction, Request, ServiceTokens
+from tests.kit.typed_script_store import TypedScriptStore
 from tests.policies.making import make_request
 
 _serial = count()
@@ -198,10 +198,11 @@ def made(tenant: str, name: str) -> Interaction:
 
 def test_of_the_keys_of_one_answer_the_oldest_are_forgotten() -> None:
     table, one = CorrelationTable(), made("t", "i")
-    table.add_all(one, range(KEYS_MAX), [str(number) for number in range(5)])
-    assert len(table) == len(one.key_hashes or ()) == KEYS_MAX
-    assert table.of("t", "", "", "4") == (one,)
-    assert not table.of("t", "", "", 4)
+    for key in [*range(KEYS_MAX), *[str(number) for number in range(5)]]:
+        table.add(one, key)
+    assert len(table) == len(one.key_hashes) == KEYS_MAX
+    assert table.of(Flow("t"), "4") == (one,)
+    assert not table.of(Flow("t"), 4)
 
 
 def test_the_tenant_with_most_witnesses_loses_its_oldest() -> None:
@@ -212,9 +213,9 @@ def test_the_tenant_with_most_witnesses_loses_its_oldest() -> None:
     for number in range(10_000):
         table.add(made("flood", "i"), number)
         assert len(table) <= 100
-    assert all(table.of("small", "", "", number) == (small,) for number in range(5))
-    assert table.of("flood", "", "", 9_999)
-    assert not table.of("flood", "", "", 1)
+    assert all(table.of(Flow("small"), number) == (small,) for number in range(5))
+    assert table.of(Flow("flood"), 9_999)
+    assert not table.of(Flow("flood"), 1)
 
 
 @settings(max_examples=100)
@@ -234,12 +235,12 @@ def test_the_table_and_its_interactions_agree_after_anything(trace: list[tuple[s
         else:
             table.add(interaction, key, alone=what == "alone")
             known[hash(("", "", key))] = key
-        assert len(table) == sum(len(one.key_hashes or ()) for one in interactions) <= 60
+        assert len(table) == sum(len(one.key_hashes) for one in interactions) <= 60
         for one in interactions:
-            hashes = one.key_hashes or []
+            hashes = one.key_hashes
             assert len(hashes) == len(set(hashes)) <= KEYS_MAX
             for key_hash in hashes:
-                holders = table.of(one.tenant, "", "", known[key_hash])
+                holders = table.of(Flow(one.tenant), known[key_hash])
                 assert one in holders
                 assert len(holders) <= HOLDERS_MAX
 
@@ -256,7 +257,7 @@ class Pair:
     def __init__(self) -> None:
         self.tables = [Interactions() for _ in range(2)]
         self.shared = [SharedInteractions(table) for table in self.tables]
-        self.exchange = ReferenceStore()
+        self.exchange = TypedScriptStore()
         self.number = count(1)
 
     def report(self, at: int, now: float) -> None:

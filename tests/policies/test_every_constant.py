@@ -40,7 +40,7 @@ BOUNDS = """
     capacity.pace.PREFILL_TOKENS_MAX capacity.working_set.HOLD_S_MAX
     contexts.SHARE_MIN contexts.SHARE_MAX
     interactions.EXTENDED_MAX interactions.LOOKED_AT interactions.KEYS_EACH
-    limits.fullness.PART limits.leaky_counts.MEMBERS_MAX
+    limits.leaky_counts.MEMBERS_MAX recent.PART
     orders.profiles.STAGES_MAX
     placements.prefix_index.BLOCKS_MAX placements.prefix_index.BLOCKS_MIN placements.siblings.LOOKED_UP
     plain_data.ROWS_MAX plain_data.NUMBER_MAX settings.COUNT_MAX
@@ -73,7 +73,7 @@ FINENESS = """
 NAMES = """
     admission.takeover.VERSION replicas.prefixes.VERSION
     capacity.kv_forecast.NEVER
-    limits.quotas.MINUTE_S limits.quotas.DAY_S
+    limits.quotas.MINUTE_S limits.quotas.DAY_S limits.sliding_counts.NO_BUCKET
     orders.dlpm._CAME_BITS orders.dlpm._FRONT placements.prefix._BITS
     orders.profiles.ANY_STAGE tree.node.PRESENT tree.node.WEIGHT
 """

@@ -16,7 +16,7 @@ from policies.admission.named import named_policy
 from policies.replicas.messages import PrefixReport, ReplicaReport, ReplicaView
 from policies.request import Flow
 from simulation.run import LOST, Arrival, Record, SimulationResult
-from tests.kit.reference_store import ReferenceStore
+from tests.kit.typed_script_store import TypedScriptStore
 
 BACKEND = "engine"
 SLOTS = 16
@@ -41,14 +41,14 @@ MEMBER_S = 3.0
 """Until a gateway that is not heard of has nothing any more: as the script has it."""
 
 
-class TwinStore:
+class SimulatedStore:
     """The store of `simulate_together`: the production script, at the time of the simulation."""
 
     way_s = 0.0003
 
     def __init__(self, *, lost: float = 0.0, gone: Callable[[float], bool] = lambda now: False, seed: int = 0) -> None:
         """`lost`: so many of the requests get lost on the way, and of the answers; `gone`: does it not answer?"""
-        self.exchanges = ReferenceStore()
+        self.script = TypedScriptStore()
         self._lost = lost
         self._gone = gone
         self._rng = random.Random(seed)
@@ -58,7 +58,7 @@ class TwinStore:
     def exchange(self, gateway: int, number: int, told: ReplicaReport, now: float) -> ReplicaView | None:
         if self._gone(now) or self._rng.random() < self._lost:
             return None
-        heard = self.exchanges.exchange(f"gateway-{gateway}", number, told, EPOCH_MS + int(now * 1000))
+        heard = self.script.exchange(f"gateway-{gateway}", number, told, EPOCH_MS + int(now * 1000))
         self.granted[gateway] = heard.grants[0].sequences
         return None if self._rng.random() < self._lost else heard
 
@@ -67,7 +67,7 @@ class TwinStore:
 
     def flush(self) -> None:
         """All is lost."""
-        self.exchanges = ReferenceStore()
+        self.script = TypedScriptStore()
 
 
 def backends(engines: int) -> list[str]:
@@ -111,7 +111,7 @@ class Floods:
 def run(
     floods: Floods | Rounds,
     gateways: int,
-    store: TwinStore | None,
+    store: SimulatedStore | None,
     *,
     policy: str = "vtc",
     stalls: Sequence[Stall] = (),

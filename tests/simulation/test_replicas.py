@@ -32,7 +32,7 @@ from tests.simulation.replicas import (
     WEIGHTS,
     Floods,
     Rounds,
-    TwinStore,
+    SimulatedStore,
     make_engine,
     off,
     random_of,
@@ -64,7 +64,7 @@ def test_shares_are_those_of_one_gateway_wherever_traffic_comes(
 ) -> None:
     """`kept`: throughput, of that of one gateway."""
     until_s = 14.0
-    store = TwinStore()
+    store = SimulatedStore()
     found, _ = run(Floods(RAMP_S + until_s, where), gateways, store, policy=policy)
     assert refused(found) == set()
     assert off(found, RAMP_S, RAMP_S + until_s) <= 0.05
@@ -74,7 +74,7 @@ def test_shares_are_those_of_one_gateway_wherever_traffic_comes(
 
 def test_many_engines_are_kept_busy_however_many_requests_begin_between_two_exchanges() -> None:
     """They begin some ten in 25 ms. Whoever has to hear of every few of them leaves half of the engines idle."""
-    two = flooded(2, skewed(2), TwinStore())
+    two = flooded(2, skewed(2), SimulatedStore())
     assert sum(service(two.records.values(), RAMP_S, BUSY_S).values()) >= 0.97 * rate_of_one()
     assert off(two, RAMP_S, BUSY_S) <= 0.05
 
@@ -82,7 +82,7 @@ def test_many_engines_are_kept_busy_however_many_requests_begin_between_two_exch
 BUSY_S, ENGINES = RAMP_S + 3.0, 24
 
 
-def flooded(of: int, where: Callable[..., int], store: TwinStore | None) -> SimulationResult:
+def flooded(of: int, where: Callable[..., int], store: SimulatedStore | None) -> SimulationResult:
     """Before many engines."""
     return run(Floods(BUSY_S, where, clients=ENGINES * SLOTS), of, store, engines=ENGINES)[0]
 
@@ -116,7 +116,7 @@ def test_a_gateway_that_comes_to_full_engines_serves_those_of_its_clients_that_c
             arrival = self.arrival(tenant, now)
             return replace(arrival, id=f"{home}-{arrival.id}")
 
-    found, _ = run(Later(until_s, lambda *_: 0, clients=20), 2, TwinStore(), policy=policy)
+    found, _ = run(Later(until_s, lambda *_: 0, clients=20), 2, SimulatedStore(), policy=policy)
     assert refused(found) == set()
     waits: dict[str, list[list[float]]] = {tenant: [[], []] for tenant in WEIGHTS}
     for record in found.records.values():
@@ -132,7 +132,7 @@ def test_exchanges_that_get_lost_are_made_good() -> None:
     until_s = 30.0
     missed = []
     for seed in range(5):
-        found, _ = run(Floods(until_s, skewed(2)), 2, TwinStore(lost=0.05, seed=seed))
+        found, _ = run(Floods(until_s, skewed(2)), 2, SimulatedStore(lost=0.05, seed=seed))
         assert refused(found) == set()
         assert found.waiting_max < SLOTS
         missed.append(off(found, RAMP_S, until_s))
@@ -143,7 +143,7 @@ def test_exchanges_that_get_lost_are_made_good() -> None:
 
 def test_while_the_store_is_gone_each_goes_on_with_its_share() -> None:
     gone_s, back_s, until_s = 10.0, 20.0, 50.0
-    store = TwinStore(gone=lambda now: gone_s <= now < back_s)
+    store = SimulatedStore(gone=lambda now: gone_s <= now < back_s)
     found, _ = run(Floods(until_s, skewed(2)), 2, store)
     assert refused(found) == set()
     assert off(found, gone_s, back_s) <= 0.15
@@ -154,7 +154,7 @@ def test_what_a_gateway_had_that_died_comes_back() -> None:
     died_s, until_s = 8.0, 30.0
     at: list[tuple[float, int]] = []
 
-    class Watched(TwinStore):
+    class Watched(SimulatedStore):
         def exchange(self, gateway: int, number: int, report: ReplicaReport, now: float) -> ReplicaView | None:
             view = super().exchange(gateway, number, report, now)
             if gateway == 0:
@@ -174,7 +174,7 @@ def test_what_a_gateway_had_that_died_comes_back() -> None:
 def test_a_gateway_that_stood_still_spends_nothing_that_is_no_longer_its_own() -> None:
     stands_s, goes_on_s, until_s = 8.0, 13.0, 30.0
     floods = Floods(until_s, lambda tenant, now, rng: 0 if stands_s <= now < goes_on_s else rng.randrange(2))
-    found, _ = run(floods, 2, TwinStore(), stalls=[Stall(1, stands_s, goes_on_s)])
+    found, _ = run(floods, 2, SimulatedStore(), stalls=[Stall(1, stands_s, goes_on_s)])
     assert refused(found) == set()
     theirs = [record.dispatched_s for record in found.records.values() if record.gateway == 1 and record.dispatched_s]
     assert min(one for one in theirs if one >= stands_s) > goes_on_s, "it asked before it dispatched anything"
@@ -214,7 +214,7 @@ HEAVY_DRAINS_LAST = {"heavy": 200, "light": 24}
 )
 def test_every_round_is_served_by_weight_whoever_was_idle(policy: str, clients: dict[str, int], pause_s: float) -> None:
     rounds = Rounds(3, pause_s, clients, length_s=20.0)
-    found = run(rounds, 2, TwinStore(), policy=policy)[0]
+    found = run(rounds, 2, SimulatedStore(), policy=policy)[0]
     assert refused(found) == set()
     assert len(rounds.begins_s) == 3
     assert ratios(found, rounds) == pytest.approx([4.0] * len(rounds.begins_s), rel=0.05)
@@ -229,14 +229,14 @@ def test_every_round_is_equal_between_the_flows_of_a_tenant() -> None:
         weights={"one": 1.0, "other": 1.0},
         home={"one": 0, "other": 1},
     )
-    found = run(rounds, 2, TwinStore(), policy="vtc")[0]
+    found = run(rounds, 2, SimulatedStore(), policy="vtc")[0]
     assert ratios(found, rounds) == pytest.approx([1.0] * 3, rel=0.05)
 
 
 def test_rounds_after_the_store_has_lost_all() -> None:
     rounds = Rounds(2, 5.0, LIGHT_DRAINS_LAST, length_s=20.0)
 
-    class Flushed(TwinStore):
+    class Flushed(SimulatedStore):
         is_flushed = False
 
         def exchange(self, gateway: int, number: int, told: ReplicaReport, now: float) -> ReplicaView | None:
@@ -267,7 +267,7 @@ def test_rounds_after_the_gateway_died_at_which_the_last_one_left() -> None:
         backends={BACKEND: EngineModel(ENGINE)},
         next_arrival=rounds.next,
         arrives_at=home,
-        store=TwinStore(),
+        store=SimulatedStore(),
         stalls=[Stall(1, 26.0)],
     )
     assert rounds.begins_s[1] > 26.0, "it died in the pause"
@@ -290,7 +290,7 @@ def play_tree(tree: Tree, rounds: Rounds, policy: str) -> SimulationResult:
         engine.add_backend(BACKEND, max_num_seqs=SLOTS)
     found = simulate_together(
         rounds.first(), engines=engines, backends={BACKEND: EngineModel(ENGINE)}, next_arrival=rounds.next,
-        arrives_at=rounds.at, store=TwinStore(),
+        arrives_at=rounds.at, store=SimulatedStore(),
     )  # fmt: skip
     assert refused(found) == set()
     return found
@@ -357,7 +357,7 @@ def test_batch_makes_room_for_what_waits_at_another_gateway() -> None:
         engines=engines,
         backends={BACKEND: EngineModel(replace(ENGINE, max_num_seqs=8))},
         arrives_at=lambda one, now: int(one.flow.tenant == "chat"),
-        store=TwinStore(),
+        store=SimulatedStore(),
         until_s=65.0,
     )
     waits = sorted([found.records[one.id].ttft_s for one in chat])

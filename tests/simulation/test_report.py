@@ -172,9 +172,9 @@ def test_a_request_without_any_token_has_no_percentiles() -> None:
         ((EXAMPLE, "--profile", "gpu"), "no engine profile is named 'gpu'; there are: "),
         ((EXAMPLE, "--speed", "0"), "must be a number above 0"),
         ((EXAMPLE, "--speed", "nan"), "must be a number above 0"),
-        ((EXAMPLE, "--backends", "0"), "'0' is not a number of engines from 1 to 1024"),
+        ((EXAMPLE, "--backends", "0"), "0 is not in the range 1<=x<=1024"),
         ((EXAMPLE, "--limit", "0"), "0 is not in the range"),
-        ((EXAMPLE, "--backends", "1,many"), "'1,many' is not a number of engines from 1 to 1024, or several"),
+        ((EXAMPLE, "--backends", "many"), "'many' is not a valid integer range"),
         ((EXAMPLE, "--pool", "main"), "--pool NAME needs -c FILE"),
         ((EXAMPLE, "-c", "/nowhere/gateway.yaml"), "/nowhere/gateway.yaml: cannot be read: No such file"),
         ((EXAMPLE, "--json", "/nowhere/x.json"), "No such file or directory: '/nowhere/x.json'"),
@@ -208,12 +208,12 @@ def seen_of(policy: str, *tenants: TenantResult, backends: int = 1) -> ReplayRes
     return ReplayResult(policy, backends, 1, 1, {}, None, 1.0, 1.0, None, 0.0, 0, 0, 1.0, tenants, {}, [])
 
 
-def test_it_names_who_gains_most_and_who_asked_for_most() -> None:
+def test_it_names_who_gains_most() -> None:
     unfair = seen_of("fcfs", of_tenant("heavy", 14.0), of_tenant("light", 12.0), of_tenant("lighter", 11.0))
     fair = seen_of("fairserve", of_tenant("heavy", 14.5), of_tenant("light", 0.3), of_tenant("lighter", 3.0))
     assert verdict([unfair, seen_of("vtc"), fair]) == (
         "`light` gains most: under `fcfs`, one request in twenty waited 12.0 s or longer for its first token, under "
-        "`fairserve` 0.300 s. Nobody pays: of `heavy`, who asked for most, one request in twenty 14.0 s and 14.5 s."
+        "`fairserve` 0.300 s. Nobody pays."
     )
     assert named([unfair, fair]) == ("light", "")
 
@@ -221,19 +221,23 @@ def test_it_names_who_gains_most_and_who_asked_for_most() -> None:
 def test_it_names_who_pays() -> None:
     unfair = seen_of("fcfs", of_tenant("heavy", 14.0), of_tenant("light", 12.0), of_tenant("flood", 2.0))
     fair = seen_of("vtc", of_tenant("heavy", 15.0), of_tenant("light", 0.3), of_tenant("flood", 9.0))
-    assert verdict([unfair, fair]).endswith("`flood` pays most: one request in twenty 2.00 s and 9.00 s.")
+    assert verdict([unfair, fair]).endswith(
+        "`flood` pays most: under `fcfs`, one request in twenty waited 2.00 s or longer for its first token, under "
+        "`vtc` 9.00 s."
+    )
     assert (named([unfair, fair]), named([fair, unfair])) == (("light", "flood"), ("flood", "light"))
     worse = seen_of("vtc", of_tenant("heavy", 14.0), of_tenant("light", 12.0), of_tenant("flood", 3.0))
     assert verdict([unfair, worse]) == (
-        "`flood` pays most: under `fcfs`, one request in twenty waited 2.00 s or longer for its first token, under "
-        "`vtc` 3.00 s. Nobody gains: of `heavy`, who asked for most, one request in twenty 14.0 s and 14.0 s."
+        "Nobody gains. `flood` pays most: under `fcfs`, one request in twenty waited 2.00 s or longer for its first "
+        "token, under `vtc` 3.00 s."
     )
 
 
 def test_refusals_are_no_short_waits() -> None:
     one = seen_of("fcfs", of_tenant("heavy", 9.0), of_tenant("light", 5.0))
     other = seen_of("vtc", of_tenant("heavy", 0.5, completed=10), of_tenant("light", 2.0))
-    assert "`heavy` pays most: one request in twenty 9.00 s and 0.500 s (90 of 100 refused)." in verdict([one, other])
+    paid = "`heavy` pays most: under `fcfs`, one request in twenty waited 9.00 s or longer for its first token, under "
+    assert verdict([one, other]).endswith(paid + "`vtc` 0.500 s (90 of 100 refused).")
     never = seen_of("vtc", of_tenant("heavy", None, completed=0), of_tenant("light", 5.0))
     assert "under `vtc` for ever (100 of 100 refused)" in verdict([one, never])
     assert "waited for ever for its first token (100 of 100 refused), under `fcfs` 9.00 s." in verdict([never, one])

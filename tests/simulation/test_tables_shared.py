@@ -19,7 +19,7 @@ from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.schedule import DEADLINE_S, START_S, Schedule
 from policies.replicas.tenant_replica import TenantReplica
 from policies.request import NO_CLAIM, Claim, Flow, Refusal, Request, ServiceTokens
-from tests.kit.reference_store import ReferenceStore
+from tests.kit.typed_script_store import TypedScriptStore
 
 ANSWER_S = 0.5
 """How long an engine takes for any request."""
@@ -67,7 +67,7 @@ class Gateways:
 
     def flush(self) -> None:
         """Let the store lose all."""
-        self._stores = {"*": ReferenceStore(), "pool": ReferenceStore()}
+        self._stores = {"*": TypedScriptStore(), "pool": TypedScriptStore()}
 
     def at(self, when_s: float, happens: Callable[[float], None]) -> None:
         heappush(self._heap, (when_s, next(self._serial), happens))

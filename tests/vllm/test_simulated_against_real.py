@@ -197,7 +197,7 @@ _STREAMS = [
             "messages": _MESSAGES,
             "max_tokens": 8,
             "n": 2,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            "stream_options": {"include_usage": True},
         },
     ),
     ("/v1/completions", {"prompt": "hello", "max_tokens": 8, "stream_options": {"include_usage": True}}),

@@ -15,7 +15,7 @@ class InteractionRules(Section):
     """Rules that recognise the calls of one answer. None of the rules asks clients to change. fairserve only."""
 
     headers: bool = True
-    """Use the headers x-fairgate-interaction, -stage and -end, or fairgate_interaction etc. in `metadata`."""
+    """Use the headers x-fairgate-interaction, -stage and -end."""
     content: bool = True
     """Continue an interaction by a tool result for an earlier answer, a Responses call that refers to one, or a turn of
     the user at an agent's pace."""

@@ -23,7 +23,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ReplicaView).decode
 
 
-class Exchanges:
+class SyncRounds:
     """Sync rounds of one gateway with the store, one `turn` after another."""
 
     def __init__(
@@ -47,12 +47,12 @@ class Exchanges:
         self._wakes = asyncio.Event()
 
     @classmethod
-    def of_pool(cls, store: Store, pool: str, dispatcher: Dispatcher) -> Exchanges:
+    def of_pool(cls, store: Store, pool: str, dispatcher: Dispatcher) -> SyncRounds:
         """Create the rounds about the backends and the queue of one pool."""
         replica = PoolReplica(dispatcher.engine, epoch_s=store.epoch_s)
-        exchanges = cls(store, pool, replica, dispatcher.carry_out)
-        dispatcher.listeners.append(exchanges.look)
-        return exchanges
+        rounds = cls(store, pool, replica, dispatcher.carry_out)
+        dispatcher.listeners.append(rounds.look)
+        return rounds
 
     @classmethod
     def of_tenants(
@@ -64,7 +64,7 @@ class Exchanges:
         *,
         refuses_alone: bool,
         workers: int,
-    ) -> Exchanges:
+    ) -> SyncRounds:
         """Create the rounds about tenants' limits and interactions, over all pools."""
         engines = [dispatcher.engine for dispatcher in dispatchers]
         replica = TenantReplica(
@@ -75,10 +75,10 @@ class Exchanges:
             for dispatcher in dispatchers:
                 dispatcher.carry_out(replica.decisions_of(dispatcher.engine))
 
-        exchanges = cls(store, ALL_POOLS, replica, carry_out, start_s=START_S)
+        rounds = cls(store, ALL_POOLS, replica, carry_out, start_s=START_S)
         for dispatcher in dispatchers:
-            dispatcher.listeners.append(exchanges.look)
-        return exchanges
+            dispatcher.listeners.append(rounds.look)
+        return rounds
 
     @property
     def is_alone(self) -> bool:

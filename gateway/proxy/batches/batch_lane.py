@@ -80,7 +80,6 @@ class BatchLane:
         self.tasks = Background(within)
         self._api = BatchApi(self.database, config, pipeline, self._woken.set)
         self.tasks.repeat(self._turn, "batches")
-        self._forgot_s = float("-inf")
         self.tasks.repeat(self._forget, "files")
 
     async def _turn(self) -> None:
@@ -103,16 +102,12 @@ class BatchLane:
                 self._drivers[batch][1].add_done_callback(partial(self._ended, batch))
 
     async def _forget(self) -> None:
-        """Delete old files and batches, about once a minute. The turn itself is short, so a past fault soon stops being
-        reported."""
-        await asyncio.sleep(TURN_S)
-        if time.monotonic() - self._forgot_s < FORGET_S:
-            return
+        """Delete old files and batches, and wait for a minute."""
         while old := await self.database.do(tables.forget, now_s(), self.limits.keep_days):
             for tenant, file in old:
                 while await self.database.do_for(tenant, tables.delete_some, file):
                     pass
-        self._forgot_s = time.monotonic()
+        await asyncio.sleep(FORGET_S)
 
     def _ended(self, batch: str, task: asyncio.Task[None]) -> None:
         del self._drivers[batch]

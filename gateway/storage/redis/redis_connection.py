@@ -54,6 +54,16 @@ _PASSES = {
     "UNKILLABLE", "NOSCRIPT",
 }  # fmt: skip
 """Error codes that are temporary, or that are fixed in Redis alone."""
+_PASSWORD = "the url should hold its user and password: redis://USER:${REDIS_PASSWORD}@HOST:PORT"
+_ADVICE = {
+    "WRONGPASS": _PASSWORD,
+    "NOAUTH": _PASSWORD,
+    "NOPERM": "its user needs ~fairgate:* &fairgate:* +info +eval +evalsha +@read +@write +time +publish +subscribe",
+    "READONLY": "it is a replica of another Redis: give the address of the primary",
+    "WRONGTYPE": "something else has written keys that begin with fairgate: give another database",
+    "UNSOUND": "restart this gateway: it has counted what cannot be",
+}
+"""What an operator has to do, by error code."""
 _CODE = re.compile(r"(?:^|[-\s])([A-Z]{3,})\b")
 
 _DENIED = re.compile(r"(?i)user executing the script can't|no permissions to")
@@ -169,7 +179,7 @@ class RedisConnection:
 
     def _failure(self, error: Exception) -> StoreError:
         """Return the typed error of a failure, with advice if the failure is permanent."""
-        what, advice = f"{self.where}: {_what_happened(error)}", _advice(error)
+        what, advice = f"{self.where}: {_text(error)}", _advice(error)
         return StoreUnavailable(what) if advice is None else StoreRefused(f"{what}; {advice}")
 
     async def close(self) -> None:
@@ -193,7 +203,7 @@ class RedisConnection:
             raise  # nothing was sent: an argument of an unsupported type
         except Exception as error:  # an invalid answer can raise anything in redis-py
             failure = self._failure(error)
-            self.fault = f"{self.where}: {_what_happened(error)}"
+            self.fault = f"{self.where}: {_text(error)}"
             self.failed += 1
             self._pause_s = min(max(PAUSE_S, 2 * self._pause_s), PAUSE_S_MAX)
             self._again_s = asyncio.get_running_loop().time() + self._pause_s
@@ -281,11 +291,9 @@ def _code(error: BaseException) -> str:
     return str(found)
 
 
-def _what_happened(error: BaseException) -> str:
-    return _IN_SCRIPT.sub("", _text(error))
-
-
 def _text(error: BaseException) -> str:
+    """Return what happened."""
+    text = _IN_SCRIPT.sub("", str(error)) or type(error).__name__
     cause = error.__context__ if isinstance(error, ConnectionError) else error
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {cause.verify_message}"
@@ -296,32 +304,22 @@ def _text(error: BaseException) -> str:
     if isinstance(cause, InvalidResponse):
         return "answers something that is not Redis's protocol"
     if isinstance(error, RedisError) and getattr(error, "status_code", None):
-        return f"answers {error.status_code} {error}"
-    if isinstance(error, ResponseError):
-        return f"answers {error}"
-    return str(error) or type(error).__name__
+        return f"answers {error.status_code} {text}"
+    return f"answers {text}" if isinstance(error, ResponseError) else text
 
 
 def _advice(error: BaseException) -> str | None:
     """Return what an operator has to do, or None for a temporary error."""
     cause = error.__context__ if isinstance(error, ConnectionError) else error
-    code = _code(error)
     if isinstance(cause, ssl.SSLCertVerificationError):
         return "name the certificate of its authority in the url: rediss://HOST:PORT?ssl_ca_certs=FILE"
     if isinstance(cause, ssl.SSLError):
         return "does it speak this version of TLS, and take this certificate?"
-    if isinstance(error, AuthenticationError) or code in ("WRONGPASS", "NOAUTH"):
-        return "the url should hold its user and password: redis://USER:${REDIS_PASSWORD}@HOST:PORT"
-    if code == "NOPERM" or _DENIED.search(str(error)):
-        return "its user needs ~fairgate:* &fairgate:* +info +eval +evalsha +@read +@write +time +publish +subscribe"
-    if code == "READONLY":
-        return "it is a replica of another Redis: give the address of the primary"
     if isinstance(error, InvalidResponse):
         return "is it the right port?"
-    if isinstance(error, ResponseError) and code not in _PASSES:
-        if code == "WRONGTYPE":
-            return "something else has written keys that begin with fairgate: give another database"
-        if code == "UNSOUND":
-            return "restart this gateway: it has counted what cannot be"
-        return "is it a Redis, with this database?"
-    return None
+    code = "NOPERM" if _DENIED.search(str(error)) else _code(error)
+    if isinstance(error, AuthenticationError):
+        code = "WRONGPASS"
+    if code in _ADVICE:
+        return _ADVICE[code]
+    return "is it a Redis, with this database?" if isinstance(error, ResponseError) and code not in _PASSES else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from policies.capacity.gauges import Gauges, Grant
+from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.slots import Slots
 from tests.policies.ledgers import engine, obstacle, start
@@ -44,7 +44,7 @@ def test_what_was_reserved_for_unknown_lengths_is_free_when_they_have_ended() ->
 
 
 def test_what_is_under_way_beyond_the_slots_falls_with_the_engines_queue_and_with_the_last_request() -> None:
-    slots = Slots(32, waiting_target=2, most=None)
+    slots = Slots(32, CapacitySettings())
 
     def seen(running: int, waiting: int, from_s: float) -> int:
         for tick in range(30):

@@ -78,7 +78,7 @@ def has_room(slots: Slots, sequences: int) -> bool:
 
 def test_more_are_under_way_only_if_slots_stay_empty_for_as_long_as_requests_are_held_back() -> None:
     def under_way(*, held_back_s: float) -> int:
-        slots = Slots(32, waiting_target=2, most=None)
+        slots = Slots(32, CapacitySettings())
         for tick in range(105):
             if tick >= 105 - 10 * held_back_s:
                 assert not has_room(slots, 33 + 32)
@@ -93,7 +93,7 @@ def test_more_are_under_way_only_if_slots_stay_empty_for_as_long_as_requests_are
 
 
 def test_a_burst_is_not_judged_by_its_first_page_though_none_was_read_while_idle() -> None:
-    slots = Slots(32, waiting_target=2, most=None)
+    slots = Slots(32, CapacitySettings())
     for now in (1.0, 9.0):
         assert not has_room(slots, 33)
         slots.adjust_in_flight(2, 0, now, period_s=1.0, is_sustained=True)

@@ -77,9 +77,9 @@ def observed(overload: Overload, level: float, now: float, *others: float, waits
     blocked = Blocked(make_request(), {"one": Obstacle.KV}) if waits else None
     foreseen = overload.seen(ledgers, blocked, now)
     found = overload.observe(ledgers, blocked, now)
-    assert (found.active, found.reason, found.since_s) == (foreseen.active, foreseen.reason, foreseen.since_s)
-    assert overload.active == foreseen.active
-    return overload.active
+    assert (found, overload.since_s) == foreseen
+    assert overload.pressure is found
+    return found.overloaded
 
 
 def test_it_begins_and_ends_at_different_levels_and_lasts() -> None:
@@ -92,7 +92,7 @@ def test_it_begins_and_ends_at_different_levels_and_lasts() -> None:
 def test_it_shows_its_reason() -> None:
     blocked = Blocked(make_request(), {"one": Obstacle.KV})
     state = Overload(OverloadSettings()).observe([filled(0.97, 0.0)], blocked, 0.0)
-    assert state.active
+    assert state.overloaded
     assert state.reason == "KV cache, measured, 97% full; overload begins at 95%, ends below 85%"
 
 

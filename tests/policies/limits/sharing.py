@@ -6,7 +6,7 @@ from policies.limits.quotas import Quotas
 from policies.replicas.messages import ReplicaReport
 from policies.replicas.tallies import SharedQuotas
 from policies.request import Refused
-from tests.kit.reference_store import ReferenceStore
+from tests.kit.typed_script_store import TypedScriptStore
 
 
 def limit_of(refused: Refused | None) -> str:
@@ -19,7 +19,7 @@ def limit_of(refused: Refused | None) -> str:
 class CountingGateway:
     """One of some gateways that count the same limits in one store."""
 
-    def __init__(self, name: str, store: ReferenceStore, quotas: Quotas) -> None:
+    def __init__(self, name: str, store: TypedScriptStore, quotas: Quotas) -> None:
         self.quotas = quotas
         self.shared = SharedQuotas(quotas, epoch_s=0.0)
         self._name, self._store, self._number = name, store, 0

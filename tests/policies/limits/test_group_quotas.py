@@ -9,7 +9,7 @@ import pytest
 from policies.limits.quotas import DAY_S, MONTH_S, Quota, Quotas, UsageBucket
 from policies.replicas.tallies import SharedQuotas
 from policies.request import Request, ServiceTokens, of_batch
-from tests.kit.reference_store import ReferenceStore
+from tests.kit.typed_script_store import TypedScriptStore
 from tests.policies.limits.sharing import CountingGateway, limit_of
 from tests.policies.making import make_request, pool_of
 
@@ -127,7 +127,7 @@ def test_the_sum_of_the_tenants_goes_on_for_their_group() -> None:
 def test_replicas_keep_the_month_of_a_group_together(seed: int) -> None:
     """Two gateways, one exchange after another; what one admits between two exchanges it has reserved before."""
     chance = random.Random(seed)
-    store = ReferenceStore()
+    store = TypedScriptStore()
     gateways = [CountingGateway(name, store, grouped(Quota(tokens_per_month=BUDGET))) for name in ("one", "two")]
     taken, now = 0, 0.0
     for _ in range(400):

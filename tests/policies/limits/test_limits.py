@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.limits.fullness import given_up
 from policies.limits.leaky_counts import LeakyCounts
 from policies.limits.quotas import Quota, Quotas
 from policies.limits.sliding_counts import PARTS, SlidingCounts, rolling
 from policies.limits.throttle import Ceilings, Throttle, ThrottleSettings
+from policies.recent import given_up
 from policies.replicas.messages import BUCKETS_MAX
 from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens
 from tests.policies.limits.sharing import limit_of

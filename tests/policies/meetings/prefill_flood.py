@@ -18,7 +18,7 @@ from policies.queue.bounds import QueueLimits
 from policies.request import NO_CLAIM, Claim, Flow, of_batch
 from policies.tree.terms import Tree
 from simulation.run import Arrival, Record, SimulationResult
-from tests.simulation.replicas import TwinStore
+from tests.simulation.replicas import SimulatedStore
 
 HONEST = "honest"
 FLOOD_S, WARM_S, UNTIL_S = 3.0, 10.0, 26.0
@@ -96,7 +96,7 @@ def serve(
         engines=deciding,
         backends={f"e{number}": EngineModel(engine) for number in range(engines)},
         arrives_at=lambda arrival, now: at(arrival.id),
-        store=TwinStore() if gateways > 1 else None,
+        store=SimulatedStore() if gateways > 1 else None,
         next_arrival=again,
         steps=steps,
         scrape=scrape,

@@ -11,9 +11,9 @@ import pytest
 
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
+from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.order import Selection
-from policies.placements.placement import EngineLoad
 from policies.request import Request, ServiceTokens
 from tests.policies.caching import BLOCK, ask, document
 from tests.policies.making import Room, lines_counted
@@ -107,7 +107,7 @@ class Small(Room):
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
 
-    def with_room(self, request: Request, but: str | None = None) -> Sequence[EngineLoad] | Blocked:
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
         return self.blocked_at(request, "b") or super().with_room(request)
 
     def blocked_at(self, request: Request, engine: str) -> Blocked | None:

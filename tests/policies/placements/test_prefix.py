@@ -10,16 +10,17 @@ import pytest
 
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
+from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked
 from policies.orders.vtc import Vtc
 from policies.placements import prefix as placement
 from policies.placements.least_loaded import LeastLoaded
-from policies.placements.placement import EngineLoad, Placement
+from policies.placements.placement import Placement
 from policies.placements.prefix import ByPrefix
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import Placed, Request
 from tests.policies.caching import BLOCK, document
-from tests.policies.making import Engines, Load, Room, make_request
+from tests.policies.making import Engines, Room, ledger_of, make_request
 
 THREE = ("e1", "e2", "e3")
 PROMPT = document(1, 100)
@@ -29,8 +30,8 @@ def question(prefix: tuple[int, ...] = PROMPT) -> Request:
     return make_request(prompt=BLOCK * max(1, len(prefix)), prefix=prefix)
 
 
-def engines(*running: int) -> list[Load]:
-    return [Load(f"e{n}", count) for n, count in enumerate(running, 1)]
+def engines(*running: int) -> list[BackendLedger]:
+    return [ledger_of(f"e{n}", count) for n, count in enumerate(running, 1)]
 
 
 def by_prefix(**cached: int) -> ByPrefix:
@@ -45,21 +46,25 @@ def by_prefix(**cached: int) -> ByPrefix:
     ("cached", "loads", "chosen"),
     [
         pytest.param({"e2": 50, "e3": 100}, engines(0, 2, 2), ("e3", Placed.CACHED), id="where most of it is cached"),
-        pytest.param({"e2": 100}, [Load("e1"), Load("e2", 60)], ("e1", Placed.SPREAD), id="spread by load"),
-        pytest.param({"e2": 100, "e3": 20}, [Load("e1"), Load("e3")], ("e3", Placed.SPREAD), id="e2 has no room"),
+        pytest.param({"e2": 100}, [ledger_of("e1"), ledger_of("e2", 60)], ("e1", Placed.SPREAD), id="spread by load"),
+        pytest.param({"e2": 100, "e3": 20}, [ledger_of("e1"), ledger_of("e3")], ("e3", Placed.SPREAD), id="full"),
         # What is on its way there counts like its own prompt: eight times 50 blocks is what it saves.
         pytest.param(
-            {"e1": 50, "e2": 100}, [Load("e1"), Load("e2", prefill_tokens=(8 * 50 - 1) * BLOCK)], ("e2", Placed.CACHED),
+            {"e1": 50, "e2": 100},
+            [ledger_of("e1"), ledger_of("e2", prefill_tokens=(8 * 50 - 1) * BLOCK)],
+            ("e2", Placed.CACHED),
             id="beside a little less than it saves",
         ),
         pytest.param(
-            {"e1": 50, "e2": 100}, [Load("e1"), Load("e2", prefill_tokens=(8 * 50 + 1) * BLOCK)], ("e1", Placed.SPREAD),
+            {"e1": 50, "e2": 100},
+            [ledger_of("e1"), ledger_of("e2", prefill_tokens=(8 * 50 + 1) * BLOCK)],
+            ("e1", Placed.SPREAD),
             id="beside a little more than it saves",
         ),
     ],
 )  # fmt: skip
 def test_a_prompt_goes_where_it_is_done_soonest(
-    cached: dict[str, int], loads: list[Load], chosen: tuple[str, Placed]
+    cached: dict[str, int], loads: list[BackendLedger], chosen: tuple[str, Placed]
 ) -> None:
     assert by_prefix(**cached).choose(question(), loads) == chosen
 
@@ -71,8 +76,8 @@ def test_what_nobody_has_meets_and_what_says_nothing_goes_where_least_runs() -> 
 
 
 class OnlyX(Room):
-    def with_room(self, request: Request, but: str | None = None) -> Sequence[EngineLoad] | Blocked:
-        return (Load("x"),)
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
+        return (ledger_of("x"),)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +111,7 @@ def test_one_that_goes_before_the_next_in_order_is_named_as_such() -> None:
 def test_new_prompts_go_where_their_adapter_runs_within_the_bound() -> None:
     requests = [make_request(prefix=(number,), adapter="lora") for number in range(20)]
     for running, expected in ((1, {"b"}), (8, {"a"})):
-        engines = [Load("a"), Load("b", running, adapters={"lora": running})]
+        engines = [ledger_of("a"), ledger_of("b", running, adapters={"lora": running})]
         assert {by_prefix().choose(request, engines)[0] for request in requests} == expected
 
 
@@ -117,7 +122,7 @@ def test_a_hot_prefix_spreads_before_it_overloads_an_engine() -> None:
     running = Counter(dict.fromkeys(THREE, 0))
     for n in range(120):
         prefix = (*document(1, 2000), n)
-        name = where.choose(question(prefix), [Load(each, running[each]) for each in THREE])[0]
+        name = where.choose(question(prefix), [ledger_of(each, running[each]) for each in THREE])[0]
         prefixes.insert(prefix, name)
         running[name] += 1
         assert max(running.values()) <= placement.IMBALANCE * (n + 1) / 3 + placement.SPARE + 1
@@ -138,7 +143,7 @@ def test_a_hot_prefix_spreads_before_it_overloads_an_engine() -> None:
 def test_what_chance_brings_does_not_drive_a_conversation_from_its_cache(
     running: tuple[int, ...], usual: tuple[int, ...], chosen: str
 ) -> None:
-    loads = [Load(f"e{n}", now, usual=mean) for n, (now, mean) in enumerate(zip(running, usual, strict=True), 1)]
+    loads = [ledger_of(f"e{n}", now, usual=mean) for n, (now, mean) in enumerate(zip(running, usual, strict=True), 1)]
     assert by_prefix(e1=100).choose(question(), loads)[0] == chosen
 
 
@@ -164,7 +169,7 @@ def test_an_engine_of_another_size_is_filled_by_its_size() -> None:
     running = Counter({"large": 0, "small": 0})
     slots = {"large": 32, "small": 6}
     for _ in range(30):
-        loads = [Load(name, running[name], slots=slots[name]) for name in slots]
+        loads = [ledger_of(name, running[name], slots=slots[name]) for name in slots]
         running[where.choose(make_request(prompt=10), loads)[0]] += 1
     assert 4 <= running["small"] <= 6
 
@@ -177,7 +182,7 @@ def test_an_index_that_is_wrong_about_everything_balances_like_least_loaded() ->
     ends: list[str] = []
     for _ in range(3000):
         text = (*document(random.randrange(40), 30), random.randrange(10**9))
-        name = where.choose(question(text), [Load(each, running[each]) for each in THREE])[0]
+        name = where.choose(question(text), [ledger_of(each, running[each]) for each in THREE])[0]
         prefixes.insert(text, name)
         prefixes.learn_cache_size(name, 1, 1)  # it does report, so a zero is a miss
         prefixes.learn_cache_size(name, prefixes.depth(text, name), 0)

@@ -6,7 +6,7 @@ import pytest
 
 from policies.limits.quotas import Quota, Quotas
 from policies.replicas.tallies import SharedQuotas
-from tests.kit.reference_store import ReferenceStore
+from tests.kit.typed_script_store import TypedScriptStore
 from tests.policies.limits.sharing import CountingGateway
 from tests.policies.making import make_request
 
@@ -16,7 +16,7 @@ LEFT = LIMIT - USED
 
 def told(gateways: int) -> list[SharedQuotas]:
     """So many gateways that have counted this much together, and have said so again and again."""
-    store = ReferenceStore()
+    store = TypedScriptStore()
     found = [
         CountingGateway(str(number), store, Quotas(Quota(requests_per_minute=LIMIT))) for number in range(gateways)
     ]

@@ -13,7 +13,7 @@ from policies.replicas.messages import Charge, Holding, ReplicaReport, ReplicaVi
 from policies.replicas.shared_counters import SharedCounters
 from policies.replicas.tallies import SharedCounts
 from policies.request import ServiceTokens
-from tests.kit.reference_store import ReferenceStore
+from tests.kit.typed_script_store import TypedScriptStore
 from tests.policies.limits.sharing import CountingGateway
 from tests.policies.making import make_request
 
@@ -54,7 +54,7 @@ def test_counts_that_cannot_be_told_to_other_gateways_are_bounded() -> None:
 )
 def test_what_is_no_answer_to_what_was_told_is_known(view: dict[str, object], why: str) -> None:
     report = ReplicaReport([], [Holding("b", 1, 10, 10, 4, 0)], [Charge("t", 0.0, 5.0, False)], [], [], [], [], 0.0)
-    answer: ReplicaView = ReferenceStore().exchange("one", 1, report, 0)
+    answer: ReplicaView = TypedScriptStore().exchange("one", 1, report, 0)
     assert is_answer(answer, report)
     assert not is_answer(answer._replace(**view), report), why
 
@@ -62,7 +62,7 @@ def test_what_is_no_answer_to_what_was_told_is_known(view: dict[str, object], wh
 class Counting:
     """One gateway at which b waits, and a."""
 
-    def __init__(self, name: str, exchange: ReferenceStore) -> None:
+    def __init__(self, name: str, exchange: TypedScriptStore) -> None:
         self.backlog = Backlog(flows_max=10)
         for tenant, weight in (("b", 1.0), ("a", 0.01), ("a", 0.01)):
             self.backlog.push(make_request(tenant, weight=weight))
@@ -84,7 +84,7 @@ class Counting:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_new_weight_converts_a_lead_once_however_many_gateways_count_it(count: int) -> None:
-    exchange = ReferenceStore()
+    exchange = TypedScriptStore()
     gateways = [Counting(str(number), exchange) for number in range(count)]
     first = gateways[0].backlog
     went = first.head()
@@ -104,7 +104,7 @@ def test_a_new_weight_converts_a_lead_once_however_many_gateways_count_it(count:
 class Gateway(CountingGateway):
     """One gateway that counts the tokens of a minute together with others."""
 
-    def __init__(self, name: str, store: ReferenceStore) -> None:
+    def __init__(self, name: str, store: TypedScriptStore) -> None:
         super().__init__(name, store, Quotas(Quota(tokens_per_minute=1000)))
 
     def asks(self, prompt: int, now: float) -> None:
@@ -121,7 +121,7 @@ class Gateway(CountingGateway):
 
 @pytest.mark.parametrize("told_s", [[], [58.5], [58.5, 61.5], [61.5]], ids=str)
 def test_what_ends_later_is_taken_back_from_the_second_that_all_gateways_count(told_s: list[float]) -> None:
-    exchange = ReferenceStore()
+    exchange = TypedScriptStore()
     one, other = Gateway("one", exchange), Gateway("other", exchange)
     for gateway in (one, other):
         gone, served = make_request("t", prompt=300), make_request("t", prompt=50)
@@ -152,7 +152,7 @@ def test_what_ends_later_is_taken_back_from_the_second_that_all_gateways_count(t
 
 
 def test_what_another_gateway_had_reserved_is_free_once_it_is_taken_back() -> None:
-    exchange = ReferenceStore()
+    exchange = TypedScriptStore()
     one, other = Gateway("one", exchange), Gateway("other", exchange)
     for gateway, now in ((one, 10.0), (one, 10.1), (other, 10.2), (other, 11.0)):
         gateway.asks(7, now)
@@ -163,7 +163,7 @@ def test_what_another_gateway_had_reserved_is_free_once_it_is_taken_back() -> No
 
 
 def test_a_gateway_that_refuses_hears_of_reservations_that_are_taken_back() -> None:
-    exchange = ReferenceStore()
+    exchange = TypedScriptStore()
     one, other = Gateway("one", exchange), Gateway("other", exchange)
     for gateway in (one, one, other):
         gateway.asks(100, 10.0)

@@ -9,7 +9,7 @@ import pytest
 from policies.admission.decisions import Decision
 from policies.replicas.messages import ReplicaReport, ReplicaView
 from policies.replicas.schedule import Schedule
-from tests.kit.reference_store import ReferenceStore
+from tests.kit.typed_script_store import TypedScriptStore
 
 
 class Speaker:
@@ -28,7 +28,7 @@ class Speaker:
 
 
 def exchanges(schedule: Schedule, *times_s: float) -> None:
-    store = ReferenceStore()
+    store = TypedScriptStore()
     for now in times_s:
         number, report = schedule.ask(now)
         schedule.answered(store.exchange("one", number, report, int(1000 * now)), now)

@@ -11,7 +11,7 @@ from policies.queue.bounds import QueueLimits
 from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.tenant_replica import TenantReplica
 from policies.request import Refusal, Request, ServiceTokens, State
-from tests.kit.reference_store import ReferenceStore
+from tests.kit.typed_script_store import TypedScriptStore
 from tests.policies.making import make_request, pool_of, rejected
 
 LIMITS = QueueLimits(queue_requests_max=10, queue_bytes_max=1000, queue_wait_s_max=2.0)
@@ -20,7 +20,7 @@ LIMITS = QueueLimits(queue_requests_max=10, queue_bytes_max=1000, queue_wait_s_m
 class Gateway:
     """One of several, with a tight limit on every tenant."""
 
-    def __init__(self, store: ReferenceStore, name: str, *, requests_per_minute: int = 5) -> None:
+    def __init__(self, store: TypedScriptStore, name: str, *, requests_per_minute: int = 5) -> None:
         self.name = name
         self.store = store
         self.number = 0
@@ -43,7 +43,7 @@ class Gateway:
 
 
 def test_they_count_in_the_queue_and_its_bounds_hold() -> None:
-    gateway = Gateway(ReferenceStore(), "one")
+    gateway = Gateway(TypedScriptStore(), "one")
     decisions: list[Decision] = []
     for number in range(50):
         decisions += gateway.ask(make_request("a", id=f"r{number}", body_bytes=300), 0.0)
@@ -53,7 +53,7 @@ def test_they_count_in_the_queue_and_its_bounds_hold() -> None:
 
 
 def test_explain_knows_what_they_wait_for() -> None:
-    gateway = Gateway(ReferenceStore(), "one")
+    gateway = Gateway(TypedScriptStore(), "one")
     request = make_request("a", id="x")
     assert gateway.ask(request, 0.0) == []
     assert request.progress.state is State.UNDECIDED
@@ -66,7 +66,7 @@ def test_explain_knows_what_they_wait_for() -> None:
 
 
 def test_they_expire_when_nobody_answers() -> None:
-    gateway = Gateway(ReferenceStore(), "one")
+    gateway = Gateway(TypedScriptStore(), "one")
     gateway.ask(make_request("a", id="x"), 0.0)
     assert gateway.engine.next_wakeup() == 2.0
     assert rejected(gateway.engine.woke(2.0)) == [("x", Refusal.QUEUE_TIMEOUT)]
@@ -75,7 +75,7 @@ def test_they_expire_when_nobody_answers() -> None:
 
 
 def test_one_that_has_room_is_dispatched_with_the_answer_and_one_beyond_is_refused() -> None:
-    store = ReferenceStore()
+    store = TypedScriptStore()
     one, other = Gateway(store, "one"), Gateway(store, "other")
     outcomes: list[Decision] = []
     for number in range(8):
@@ -90,7 +90,7 @@ def test_one_that_has_room_is_dispatched_with_the_answer_and_one_beyond_is_refus
 
 
 def test_one_whose_client_leaves_is_not_counted() -> None:
-    store = ReferenceStore()
+    store = TypedScriptStore()
     gateway = Gateway(store, "one")
     for number in range(5):
         gateway.ask(make_request("a", id=f"r{number}"), 0.0)
@@ -109,7 +109,7 @@ def test_one_whose_client_leaves_is_not_counted() -> None:
 
 
 def test_a_queued_one_gives_way_to_who_has_less_also_while_it_is_undecided() -> None:
-    gateway = Gateway(ReferenceStore(), "one", requests_per_minute=1)
+    gateway = Gateway(TypedScriptStore(), "one", requests_per_minute=1)
     for number in range(10):
         gateway.ask(make_request("a", id=f"a{number}"), 0.0)
     assert gateway.engine.queued == 10
@@ -118,7 +118,7 @@ def test_a_queued_one_gives_way_to_who_has_less_also_while_it_is_undecided() -> 
 
 
 def test_explain_says_that_another_gateway_has_the_turn() -> None:
-    store, engines, reasons = ReferenceStore(), {}, set()
+    store, engines, reasons = TypedScriptStore(), {}, set()
     for name in ("one", "other"):
         engine = pool_of("b")
         engines[name] = engine, PoolReplica(engine)
@@ -138,7 +138,7 @@ def test_explain_says_that_another_gateway_has_the_turn() -> None:
 
 
 def test_the_time_until_the_answer_is_part_of_how_long_they_may_wait() -> None:
-    gateway = Gateway(ReferenceStore(), "one")
+    gateway = Gateway(TypedScriptStore(), "one")
     gateway.ask(make_request("a", id="x"), 0.0)
     gateway.engine.backend_changed("b", False, 0.1)
     assert gateway.exchange(1.5) == []
@@ -147,7 +147,7 @@ def test_the_time_until_the_answer_is_part_of_how_long_they_may_wait() -> None:
 
 
 def test_of_those_that_were_asked_about_together_the_latest_are_refused() -> None:
-    gateway = Gateway(ReferenceStore(), "one")
+    gateway = Gateway(TypedScriptStore(), "one")
     for number in range(8):
         gateway.ask(make_request("a", id=f"r{number}"), 0.0)
     assert {id for id, _ in rejected(gateway.exchange(0.1))} == {"r5", "r6", "r7"}

@@ -17,7 +17,7 @@ from policies.replicas.pool_replica import PoolReplica
 from policies.request import Claim, Request, ServiceTokens
 from policies.tree.node import CONTEXTS, NodeUsage
 from policies.tree.terms import ROOT
-from tests.kit.reference_store import ReferenceStore
+from tests.kit.typed_script_store import TypedScriptStore
 from tests.policies.agents import HOLD_S, K, teach
 from tests.policies.making import dispatched, make_request
 
@@ -29,7 +29,7 @@ class Gateways:
 
     def __init__(self, count: int) -> None:
         self.now = 0.0
-        self.store = ReferenceStore()
+        self.store = TypedScriptStore()
         self.engines = [
             AdmissionEngine(
                 named_policy("fairserve", window_tokens=WINDOW),

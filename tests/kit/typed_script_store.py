@@ -11,7 +11,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ReplicaView).decode
 
 
-class ReferenceStore:
+class TypedScriptStore:
     """The store of the gateways of one pool, or of the limits and interactions of all pools."""
 
     def __init__(self) -> None:
