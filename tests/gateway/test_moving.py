@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.config.sections.keys import hash_key
-from gateway.pool.dispatcher import Admitted
+from gateway.pool.dispatcher import AdmissionClient
 from gateway.pool.pool import Pool
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import CHAT, Answer, Live, Starter, chat, events, simulated, until
@@ -199,7 +199,7 @@ async def test_two_that_name_each_other_do_not_pass_requests_to_and_fro(start: S
             strand, places = one.dispatcher.on_stranded, list[tuple[int, int]]()
             assert strand is not None
 
-            def looked(waiting: Sequence[Admitted]) -> None:
+            def looked(waiting: Sequence[AdmissionClient]) -> None:
                 strand(waiting)
                 places.append((queued(one), queued(other)))
 
