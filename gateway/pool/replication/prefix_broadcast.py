@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
 
 import msgspec
 
 from gateway.pool.dispatcher import Dispatcher
+from gateway.storage.listening import listen
 from gateway.storage.store import Store
 from gateway.storage.store_errors import StoreError, StoreRefused
 from policies.replicas.messages import PrefixReport
@@ -23,7 +23,6 @@ logger = logging.getLogger("fairgate")
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(PrefixReport).decode
-RETRY_S: Final = 1.0
 
 
 class PrefixBroadcast:
@@ -56,11 +55,7 @@ class PrefixBroadcast:
 
     async def listen(self) -> None:
         """Listen until the subscription ends, and wait a second."""
-        try:
-            await self._store.subscribe(self._pool, self._take)
-        except StoreError as error:
-            self._note(error)
-        await asyncio.sleep(RETRY_S)
+        await listen(self._store, self._pool, self._take, self._note)
 
     def _take(self, content: bytes) -> None:
         try:
