@@ -17,8 +17,7 @@ import msgspec
 
 from gateway.http.errors import ApiError, Reason
 from gateway.keys.identity import Principal
-from gateway.storage.listening import listen
-from gateway.storage.store import Store
+from gateway.storage.store import Store, listen
 from gateway.storage.store_errors import StoreError
 from policies.recent import given_up
 

@@ -31,7 +31,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
         "telemetry.background.RETRY_S",
         "proxy.batches.batch_lane.TURN_S",
         "proxy.batches.batch_lane.FORGET_S",
-        "storage.listening.RETRY_S",
+        "storage.store.RETRY_S",
         "usage.recorder.FLUSH_S",
         "storage.redis.redis_store.RENEW_S",
         "pool.pool.PROBE_INTERVAL_S",

@@ -22,8 +22,7 @@ from gateway.operator.snapshots.snapshot import (
     moved,
     snapshot_of,
 )
-from gateway.storage.listening import listen
-from gateway.storage.store import ALL_POOLS, Store
+from gateway.storage.store import ALL_POOLS, Store, listen
 from gateway.storage.store_errors import StoreError
 from gateway.telemetry.background import Background
 from gateway.telemetry.ends import End

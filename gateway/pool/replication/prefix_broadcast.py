@@ -12,8 +12,7 @@ import logging
 import msgspec
 
 from gateway.pool.dispatcher import Dispatcher
-from gateway.storage.listening import listen
-from gateway.storage.store import Store
+from gateway.storage.store import Store, listen
 from gateway.storage.store_errors import StoreError, StoreRefused
 from policies.replicas.messages import PrefixReport
 from policies.replicas.prefixes import SharedPrefixes
