@@ -14,9 +14,10 @@ from typing import Final, NamedTuple
 
 from policies.admission.decisions import RECENT_MAX, Decision, Dispatch, Recent, Reject
 from policies.admission.lifecycle import IllegalEvent, UnknownRequest
+from policies.admission.other_gateways import Elsewhere
 from policies.admission.policy import Policy
 from policies.admission.request_ledger import NO_SERVICE, RequestLedger
-from policies.admission.room import Elsewhere, PoolRoom
+from policies.admission.room import PoolRoom
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.ledger import LOOK_AGAIN_S
 from policies.capacity.obstacle import Blocked, Obstacle
@@ -247,13 +248,14 @@ class Deciding:
 
     def _preempt_for(self, popped: Blocked, now: float, decisions: list[Decision]) -> None:
         """Preempt batch work for the next in order at each queue, and for a sleeping request at each full node."""
-        for blocked in (popped, *popped.others):
+        wanted = [popped, *popped.others]
+        known = {blocked.request.id for blocked in wanted}
+        full_for = self.requests.tree.full_for
+        wanted += [
+            one for one in self.room.asleep() if one.request.id not in known and full_for(one.request) is not None
+        ]
+        for blocked in wanted:
             decisions += self.requests.preempt(blocked, self.room.preempts_at(blocked), now)
-        for request, node, engine in self.policy.asleep_at():
-            if request is not popped.request and self.requests.tree.full_for(request) is not None:
-                blocked = Blocked.everywhere(request, (engine,) if engine else self.backends, Obstacle.CEILING)
-                blocked.ceiling = node
-                decisions += self.requests.preempt(blocked, self.room.preempts_at(blocked), now)
 
     def _withdraw(self, request: Request, now: float) -> None:
         """Remove a request from the queue without service."""

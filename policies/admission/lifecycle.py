@@ -58,7 +58,3 @@ DISPATCHED: Final = Event("dispatched", {State.QUEUED: State.DISPATCHED})
 RETURNED: Final = Event("returned by its engine", {State.DISPATCHED: State.QUEUED})
 FINISHED: Final = Event("finished", {State.DISPATCHED: State.ENDED})
 BROKEN: Final = Event("broken off", {State.DISPATCHED: State.ENDED})
-
-EVENTS: Final = (
-    UNDECIDED, ASKED, ADMITTED, REFUSED, WITHDRAWN, HANDED_OVER, DISPATCHED, RETURNED, FINISHED, BROKEN,
-)  # fmt: skip

@@ -8,7 +8,8 @@ the order or the placement reads it. `admission.scheduler` takes the next reques
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from itertools import chain
 
 from policies.admission.scheduler import LEAST_LOADED, Engines, schedule
 from policies.capacity.gauges import Gauges
@@ -50,12 +51,6 @@ class Policy:
             if order.backlog is not None and order.backlog.starts:
                 return order.backlog.first_start()
         return None
-
-    def asleep_at(self) -> Iterator[tuple[Request, str, str]]:
-        """Iterate over the full nodes of each queue: the next request there (`Backlog.asleep_at`), node and queue."""
-        for name, order in self.queues().items():
-            for request, node in order.backlog.asleep_at() if order.backlog is not None else ():
-                yield request, node, name
 
     def queues(self) -> Mapping[str, Order]:
         """Return the order of each queue by its engine; "" is the one queue in front of all engines."""
@@ -199,7 +194,8 @@ class AssignedPolicy(Policy):
     def pop(self, now: float, engines: Engines) -> Selection | Blocked | None:
         running = engines.loads()
         if not running:
-            return self._first_as_blocked()
+            waiting = next(chain(self._arrived.values(), self._queued.values()), None)
+            return Blocked(waiting[0], {}) if waiting is not None else None
         if running.keys() != self._orders.keys():
             self._follow(running, now)
         if self._arrived:
@@ -264,12 +260,6 @@ class AssignedPolicy(Policy):
 
     def __len__(self) -> int:
         return len(self._arrived) + len(self._queued)
-
-    def _first_as_blocked(self) -> Blocked | None:
-        """Return the first waiting request as blocked while no engine is in service; None if none waits."""
-        for request, _ in (*self._arrived.values(), *self._queued.values()):
-            return Blocked(request, {})
-        return None
 
     def _follow(self, running: dict[str, int], now: float) -> None:
         """Create the orders of new engines in service, and assign the requests of stopped engines again."""

@@ -217,6 +217,8 @@ class RequestLedger(PoolTables):
         order, node = (self.policy.order_of(blocked.request), blocked.ceiling) if blocked else (self.policy.order, "")
         if (blocked is not None and blocked.request.can_wait) or not engines or order.backlog is None:
             return []
+        if order.backlog.owes_batch:  # batch work goes before the request
+            return []
         id = self.preemption.choose(
             engines,
             sum([ledger.sequences for ledger in self.backends.values()]),

@@ -12,13 +12,15 @@ is asked, and after a wake only the engines whose time has come.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
+from itertools import islice
 from math import inf
-from typing import Final, Protocol
+from typing import Final
 
-from policies.admission.decisions import Decision
+from policies.admission.other_gateways import Rivals
 from policies.admission.policy import Policy
+from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.pool_load import PoolLoad
@@ -26,7 +28,7 @@ from policies.capacity.working_set import WorkingSet
 from policies.placements.prefill_parts import PrefillParts
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.queue.backlog import Backlog
-from policies.request import Refused, Request
+from policies.request import Request
 from policies.tree.pool_tree import PoolTree
 from policies.tree.preemption import Preemption
 
@@ -38,36 +40,6 @@ NOT_SOON: Final = frozenset({Obstacle.CLOSED, Obstacle.TURN, Obstacle.CEILING, O
 """Obstacles whose end at an engine cannot be foreseen."""
 ANSWERS_MAX: Final = 64
 """Requests whose answers are kept. An order asks repeatedly about few requests."""
-
-
-class Rivals(Protocol):
-    """Requests that wait at other gateways for the engines of this pool."""
-
-    def has_turn(self, request: Request, now: float) -> bool:
-        """Return whether one of them goes before this request."""
-
-
-class Asker(Protocol):
-    """An admission engine that asks other gateways about a request."""
-
-    def peers_asked(self, request_id: str, now: float) -> None:
-        """Count the request, because the other gateways are asked about it now."""
-
-    def decided(self, request_id: str, refused: Refused | None, now: float) -> Sequence[Decision]:
-        """Queue the request after their answer, or reject it if it is beyond a limit (`refused`)."""
-
-
-class Elsewhere(Protocol):
-    """The other gateways with which limits and interactions are shared."""
-
-    def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:
-        """Return whether the others must be asked first: about a shared limit, or about the request's interaction."""
-
-    def ask(self, engine: Asker, request: Request) -> None:
-        """Ask the others about a request of `engine`. Call its `peers_asked`, then `decided` with the answer."""
-
-    def let_go(self, request: Request) -> None:
-        """Forget a request that no longer needs an answer."""
 
 
 class DueTimes:
@@ -139,8 +111,7 @@ class PoolRoom:
         """Engines that are not in `_full`, at False and at True."""
         self._backlog: Backlog | None = None
         """Backlog of the order, if it has one."""
-        self._asleep_at: Callable[[], Iterator[tuple[Request, str, str]]]
-        """Function for the interactive requests that sleep at full nodes (`Policy.asleep_at`)."""
+        self._policy: Policy
         self._reserved = ("", "")
         """Id of the request with a reservation, and the engine that is reserved for it."""
         self._now = 0.0
@@ -180,7 +151,7 @@ class PoolRoom:
         self.prefixes = policy.prefixes
         self._working_set.first_start = policy.first_start if policy.order.admits_wholes else None
         self._working_set.may_pass_starts = policy.may_pass_starts
-        self._asleep_at = policy.asleep_at
+        self._policy = policy
         self._backlog = backlog = policy.order.backlog
         self._working_set.batch_share = backlog.batch_share if backlog is not None else 0.0
         has_parts = backlog is not None and policy.order.has_prefill_parts
@@ -238,12 +209,8 @@ class PoolRoom:
         free: list[BackendLedger] = []
         found: dict[str, Obstacle | None] = {}
         for ledger in ledgers:
-            too_large = request.prompt_tokens > (ledger.kv.capacity_tokens or inf)
-            if too_large and self._fits_elsewhere(request):
-                obstacle: Obstacle | None = Obstacle.KV
-            else:
-                obstacle = self._obstacle(request, ledger, standing)
-            found[ledger.name] = obstacle
+            is_small = self._fits_elsewhere(request, ledger)
+            obstacle = found[ledger.name] = Obstacle.KV if is_small else self._obstacle(request, ledger, standing)
             if obstacle is None:
                 free.append(ledger)
             elif obstacle is Obstacle.SLOTS and _is_full(ledger, is_alone=standing[0]):
@@ -268,10 +235,12 @@ class PoolRoom:
         self._answers[request.id] = blocked, standing, self._changes
         return blocked
 
-    def _fits_elsewhere(self, request: Request) -> bool:
-        """Return whether the prompt fits the whole KV cache of an engine in service."""
+    def _fits_elsewhere(self, request: Request, ledger: BackendLedger) -> bool:
+        """Return whether the prompt exceeds the whole KV cache of this engine, but not that of another in service."""
         tokens = request.prompt_tokens
-        return any([other.healthy and (other.kv.capacity_tokens or 0) >= tokens for other in self._backends.values()])
+        return tokens > (ledger.kv.capacity_tokens or inf) and any(
+            [other.healthy and (other.kv.capacity_tokens or 0) >= tokens for other in self._backends.values()]
+        )
 
     def reserve(self, blocked: Blocked) -> str | None:
         engine, closed = blocked.request.engine, blocked.request.progress.closed or {}
@@ -280,12 +249,8 @@ class PoolRoom:
         if len(self._backends) < 2 or blocked.nearest() in NOT_SOON:
             return None
         # An engine that is full for all but lone requests counts as open, because another request may be alone.
-        waits: list[str] = []
-        for name in self._open[True]:
-            if blocked.obstacles.get(name) in OF_ITS_SIZE or name in closed:
-                waits.append(name)
-                if len(waits) > 1:
-                    break
+        found = (name for name in self._open[True] if blocked.obstacles.get(name) in OF_ITS_SIZE or name in closed)
+        waits = [*islice(found, 2)]
         if not waits:
             return None
         request_id, engine = self._reserved
@@ -304,38 +269,38 @@ class PoolRoom:
         """
         request, ranks = blocked.request, self.load.ranks()
         if self._preemption.running and not request.can_wait:
-            ranks = sorted([(fraction - self._freed(request, name), name) for fraction, name in ranks])
+            freed = {name: self._freed(request, name, batch) for name, batch in self._batch().items()}
+            ranks = sorted([(fraction - freed.get(name, 0.0), name) for fraction, name in ranks])
         for _, name in ranks:
-            too_large = request.prompt_tokens > (self._backends[name].kv.capacity_tokens or inf)
-            if blocked.obstacles.get(name) not in NOT_SOON and not (too_large and self._fits_elsewhere(request)):
+            is_soon = blocked.obstacles.get(name) not in NOT_SOON
+            if is_soon and not self._fits_elsewhere(request, self._backends[name]):
                 return name
         return None
 
-    def _freed(self, request: Request, engine: str) -> float:
+    def _freed(self, request: Request, engine: str, batch: Sequence[Lease]) -> float:
         """Return the part of an engine's KV that the preemption of batch work frees, if the request fits then."""
-        ledger = self._backends[engine]
-        capacity = ledger.kv.capacity_tokens
-        if capacity is None or not self.can_be_freed(request, engine):
+        capacity = self._backends[engine].kv.capacity_tokens
+        if capacity is None or not self._fits_without(request, engine, batch):
             return 0.0
-        return self._batch_tokens(ledger) / capacity
+        return sum([lease.held_tokens for lease in batch]) / capacity
 
-    def can_be_freed(self, request: Request, engine: str) -> bool:
-        """Return whether an interactive request would fit the KV cache if all batch work there were preempted.
+    def _fits_without(self, request: Request, engine: str, batch: Sequence[Lease]) -> bool:
+        """Return whether an interactive request could start at the engine if this batch work were preempted."""
+        cached_tokens, (is_alone, _) = self._cached_tokens(request, engine), self._tree.standing(request)
+        return not request.can_wait and self._backends[engine].fits_without(
+            request, batch, is_alone=is_alone, cached_tokens=cached_tokens
+        )
 
-        True if no batch work runs or the capacity is unknown; always False for a batch request.
-        """
-        ledger = self._backends[engine]
-        capacity = ledger.kv.capacity_tokens
-        if request.can_wait or not self._preemption.running or capacity is None:
-            return not request.can_wait
-        left = ledger.kv_fraction() * capacity - self._batch_tokens(ledger)
-        return left + ledger.kv.footprint_tokens(request) <= ledger.kv.limit_tokens()
+    def _batch(self) -> dict[str, list[Lease]]:
+        """Return the running batch requests by engine, except for answers of which a client has seen something."""
+        found: dict[str, list[Lease]] = {}
+        for id, (_, engine, _) in self._preemption.running.items():
+            lease = self._backends[engine].leases[id]
+            if lease.started_s is None or not lease.request.streamed:
+                found.setdefault(engine, []).append(lease)
+        return found
 
-    @staticmethod
-    def _batch_tokens(ledger: BackendLedger) -> int:
-        return sum([lease.held_tokens for lease in ledger.leases.values() if lease.request.can_wait])
-
-    def preempts_at(self, blocked: Blocked) -> list[str]:
+    def preempts_at(self, blocked: Blocked, *others: tuple[Request, int]) -> list[str]:
         """Return the engines where batch work may be preempted for the next in order: its reserved one, if any.
 
         A request at a ceiling needs an engine, too. If one has room, each end below the node lets the request start.
@@ -343,7 +308,7 @@ class PoolRoom:
         request, (request_id, engine) = blocked.request, self._reserved
         found: Mapping[str, Obstacle | None] = blocked.obstacles
         if blocked.nearest() is Obstacle.CEILING:
-            if not self._fits_below(request):
+            if not self._fits_below(request, *others):
                 return []
             standing = self._standing(request)
             found = {name: self._obstacle(request, self._backends[name], standing) for name in blocked.obstacles}
@@ -353,11 +318,8 @@ class PoolRoom:
             return []
         elif request_id == request.id and engine in self._backends:
             found = {engine: found.get(engine)}
-        return [
-            name
-            for name, why in found.items()
-            if why is Obstacle.SLOTS or (why is Obstacle.KV and self.can_be_freed(request, name))
-        ]
+        freed = [each for each in self._batch().items() if found.get(each[0]) in FREED]
+        return [name for name, batch in freed if self._fits_without(request, name, batch)]
 
     def blocked_at(self, request: Request, engine: str) -> Blocked | None:
         if (blocked := self._blocked_anywhere(request, (engine,))) is not None:
@@ -370,7 +332,7 @@ class PoolRoom:
         self.asked = request.id
         why, ceiling = Obstacle.TURN, ""
         if self.rivals is None or not self.rivals.has_turn(request, self._now):
-            if self._tree.limited and (ceiling := self._full_for(request)):
+            if self._tree.limited and (ceiling := self._full_for(request, engines)):
                 why = Obstacle.CEILING
             elif self._working_set.has_room(request):
                 return None
@@ -380,11 +342,11 @@ class PoolRoom:
         blocked.ceiling = ceiling
         return blocked
 
-    def _full_for(self, request: Request) -> str:
+    def _full_for(self, request: Request, engines: Collection[str]) -> str:
         """Return the name of the full node that keeps a request from starting; "" if there is none.
 
-        A node is full for batch work while interactive work there waits for the end of other batch work: the request
-        would be preempted at once.
+        A node is full for batch work while batch work at one of these engines is preempted for interactive work that
+        sleeps there: the request would be preempted at once.
         """
         full = self._tree.full_for(request)
         if full is not None:
@@ -392,16 +354,35 @@ class PoolRoom:
         if request.can_wait and self._backlog is not None:
             sequences = sum([ledger.sequences for ledger in self._backends.values()])
             if self._preemption.may_stop_at_once(request, sequences, self._backlog.batch_share):
-                for waiting, node, _ in self._asleep_at():
-                    if self._tree.makes_room(request, waiting) and self._fits_below(waiting):
-                        return node
+                return self._node_that_preempts(request, engines)
         return ""
 
-    def _fits_below(self, request: Request) -> bool:
-        """Return whether the full node has room for a request once batch work that runs below is preempted."""
-        running = self._preemption.stoppable().items()
-        held = [(each, self._backends[engine].leases[id].held_tokens) for id, (each, engine, _) in running]
-        return self._tree.fits_without(request, held)
+    def _node_that_preempts(self, request: Request, engines: Collection[str]) -> str:
+        """Return the node where interactive work sleeps for which this batch request would be preempted at once, or "".
+
+        The tree counts the request as running meanwhile.
+        """
+        own, node = (request, request.prompt_tokens), ""
+        self._tree.run(request, request.sequences, request.prompt_tokens)
+        for blocked in self.asleep():
+            if self._tree.makes_room(request, blocked.request) and set(engines) & {*self.preempts_at(blocked, own)}:
+                node = blocked.ceiling
+                break
+        self._tree.run(request, -request.sequences, -request.prompt_tokens)
+        return node
+
+    def asleep(self) -> Iterator[Blocked]:
+        """Iterate over the interactive requests that sleep at full nodes, each with the engines of its queue."""
+        for engine, order in self._policy.queues().items():
+            for request, node in order.backlog.asleep_at() if order.backlog is not None else ():
+                blocked = Blocked.everywhere(request, (engine,) if engine else self._backends, Obstacle.CEILING)
+                blocked.ceiling = node
+                yield blocked
+
+    def _fits_below(self, request: Request, *others: tuple[Request, int]) -> bool:
+        """Return whether the full node has room for a request once batch work below and these others are preempted."""
+        held = [(lease.request, lease.held_tokens) for batch in self._batch().values() for lease in batch]
+        return self._tree.fits_without(request, [*held, *others])
 
     def _standing(self, request: Request) -> Standing:
         is_alone, is_flooding = self._tree.standing(request)
@@ -448,7 +429,7 @@ class PoolRoom:
         return known is not None and ledger.sequences_in_all() > known
 
     def may_wake(self, request: Request, engine: str | None) -> bool:
-        if self._tree.full_for(request) is not None:
+        if self._full_for(request, self._backends if engine is None else (engine,)):
             return False
         found = self.with_room(request) if engine is None else self.blocked_at(request, engine)
         return not isinstance(found, Blocked) or found.nearest() is not Obstacle.PREFILL_PART

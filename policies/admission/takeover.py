@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final
 
 from policies.admission.deciding import REMEMBERED, HistoryLimits
@@ -27,6 +28,7 @@ from policies.request import Request, ServiceTokens, State, of_batch
 from policies.tree.terms import Tree
 
 VERSION: Final = 2
+_ARRIVED_S: Final = attrgetter("arrived_s")
 Read = list[tuple[Learned, Any]]
 """The learning parts of an admission engine, each with its parsed snapshot."""
 Weights = Mapping[str, tuple[float | None, float]]
@@ -155,7 +157,7 @@ def stranded(engine: AdmissionEngine) -> list[Request]:
             found.append(request)
             if len(found) == MOVED_MAX:
                 break
-    found.sort(key=_arrival)
+    found.sort(key=_ARRIVED_S)
     return found
 
 
@@ -193,7 +195,7 @@ def _regroup(engine: AdmissionEngine, terms: Tree) -> None:
     _follow_weights(engine, [(backlog, name, weight, weight) for backlog, name, weight in known])
     for backlog in _backlogs(engine):
         while backlog.full:
-            backlog.wake_at(_may_begin)
+            backlog.wake_at(lambda request: True)
 
 
 def _lead_weights(engine: AdmissionEngine) -> list[tuple[Backlog, str, float]]:
@@ -239,7 +241,7 @@ def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
         policy.go_on_with(lease.request, lease.backend, now)
     present = requests.waiting.requests.values()
     waiting = [each for each in present if each.progress.state is State.QUEUED and not each.progress.rests]
-    for request in sorted(waiting, key=_arrival):
+    for request in sorted(waiting, key=_ARRIVED_S):
         policy.push(request, now)
     # After all pushes, which count and lift requests again: the old counts and counters replace those of the pushes.
     policy.order.resume(before.order)
@@ -253,11 +255,3 @@ def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
         policy.charge(lease.request, received, now, final=False)
     engine.policy = requests.policy = policy
     engine.room.follow(policy)
-
-
-def _may_begin(request: Request) -> bool:
-    return True
-
-
-def _arrival(request: Request) -> float:
-    return request.arrived_s

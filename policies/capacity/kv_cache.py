@@ -117,8 +117,8 @@ class KvCache:
             if not self._leases and allowance.kv_tokens >= int(limit):
                 return None
             limit = min(limit, allowance.kv_tokens)
-            if limit <= 0:
-                return Obstacle.KV
+        if limit <= 0:  # requests of others fill the cache
+            return Obstacle.KV
         fits_whole = held_tokens <= limit
         # Where such requests could fill every slot, slots are the scarce resource. Starts then need no spread.
         spreads = slots is not None and held_tokens * slots > whole * sequences

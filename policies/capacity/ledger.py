@@ -13,6 +13,7 @@ An engine that no other gateway uses, and that has none of our requests, may alw
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any, Final
@@ -109,27 +110,49 @@ class BackendLedger:
         gauges = self._gauges
         if gauges is not None and gauges.waiting and self._queues(gauges, now):
             return Obstacle.WAITING
-        prefill_limit = float(self.prefill.tokens)
-        sequences, slots = self.sequences + request.sequences, self.slots.taken_by(request.sequences)
-        if allowance is None:
-            # Some sequences of a request may wait inside, so that slots are used which become free one by one.
-            if self.slots_taken + max(1, slots - self._settings.waiting_target) > self.slots.most(is_alone=is_alone):
-                return Obstacle.SLOTS
-        elif sequences > allowance.sequences:
+        if not self._has_slots(request, is_alone=is_alone):
             return Obstacle.SLOTS
-        else:
-            prefill_limit /= allowance.sharers
-        # An engine without gauges does not show its queue. If its concurrency is configured, that is the only known
-        # limit, and the prefill window does not apply.
-        has_window = gauges is not None or self._settings.max_concurrency is None
-        begun = self.prefill_tokens if has_window else 0
-        if begun and begun + request.prompt_tokens - cached_tokens > prefill_limit:
+        if not self._may_prefill(request.prompt_tokens - cached_tokens):
             return Obstacle.PREFILL
         if self.kv.capacity_tokens is None:
             return None
+        sequences = self.sequences + request.sequences
         return self.kv.obstacle(
             request, now, allowance=allowance, slots=self.slots.count if paced else None, sequences=sequences
         )
+
+    def fits_without(
+        self, request: Request, ended: Sequence[Lease], *, is_alone: bool = False, cached_tokens: int = 0
+    ) -> bool:
+        """Return whether the engine could start a request that has no slot or no KV if these leases had ended."""
+        slots, sequences = sum([one.slots for one in ended]), sum([one.request.sequences for one in ended])
+        if not self._has_slots(request, is_alone=is_alone, freed_slots=slots, freed_sequences=sequences):
+            return False
+        prefill_tokens = sum([one.prefill_tokens for one in ended if one.request.id in self.starting])
+        if not self._may_prefill(request.prompt_tokens - cached_tokens, freed_tokens=prefill_tokens):
+            return False
+        if (capacity := self.kv.capacity_tokens) is None:
+            return True
+        left = self.kv_fraction() * capacity - sum([one.held_tokens for one in ended])
+        return left + self.kv.footprint_tokens(request) <= self.kv.limit_tokens()
+
+    def _has_slots(self, request: Request, *, is_alone: bool, freed_slots: int = 0, freed_sequences: int = 0) -> bool:
+        if (allowance := self.allowance) is not None:
+            return self.sequences - freed_sequences + request.sequences <= allowance.sequences
+        # Some sequences of a request may wait inside, so that slots are used which become free one by one.
+        slots = max(1, self.slots.taken_by(request.sequences) - self._settings.waiting_target)
+        return self.slots_taken - freed_slots + slots <= self.slots.most(is_alone=is_alone)
+
+    def _may_prefill(self, tokens: int, *, freed_tokens: int = 0) -> bool:
+        """Return whether the prefill window has room for these tokens.
+
+        An engine without gauges does not show its queue. If its concurrency is configured, that is the only known
+        limit, and the prefill window does not apply.
+        """
+        begun = self.prefill_tokens - freed_tokens
+        if not begun or (self._gauges is None and self._settings.max_concurrency is not None):
+            return True
+        return begun + tokens <= self.prefill.tokens / (1 if self.allowance is None else self.allowance.sharers)
 
     def kv_fraction(self) -> float:
         """Return the largest KV occupancy that the dispatched requests are expected to reach (1.0 = full).

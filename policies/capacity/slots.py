@@ -49,7 +49,8 @@ class Slots:
         self._most = settings.max_concurrency
 
     def set_reported(self, max_num_seqs: int | None) -> None:
-        """Note the slots that the engine reports; None if it reports none."""
+        """Note the slots that the engine reports; None or 0 if it reports none."""
+        max_num_seqs = max_num_seqs or None
         if max_num_seqs == self._reported:
             return
         if self._reported is None and self._configured is None:

@@ -21,7 +21,7 @@ set has room, and a tenant until a full node of the tree, or the tenant's part o
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from heapq import nsmallest
 from itertools import islice
 from math import inf
@@ -188,16 +188,14 @@ class Backlog:
         tenant.line.sleep(tenant, is_absent=node != "", is_floor=node == "")
 
     def wake_at(self, has_room: Callable[[Request], bool]) -> None:
-        """Wake one tenant under each name that has room again: the least served of the class that goes first."""
-        for tenants in [*self.full.values()]:
-            tenant = self._first_of(tenants)
-            request = self._next_of(tenant)
-            if request is None or not has_room(request):
+        """Wake the least served tenant of each class under each name that has room for its next request again."""
+        for key, tenant, request in self._first_at_nodes():
+            if not has_room(request):
                 continue
             # A tenant at its ceiling banks no credit, except for the request that replaces the one that ended.
             line = tenant.line
             by = line.floor() - self.usual - tenant.counter
-            for one in [one for one in tenants if one.line is line and by > 0.0]:
+            for one in [one for one in self.full[key] if one.line is line and by > 0.0]:
                 one.counter += by
                 one.lifted += by
             self._leave_node(tenant)
@@ -205,20 +203,24 @@ class Backlog:
 
     def asleep_at(self) -> Iterator[tuple[Request, str]]:
         """Iterate over the full nodes: the next request of the least served interactive tenant there, and the node."""
-        for node, tenants in [(key, asleep) for key, asleep in self.full.items() if isinstance(key, str)]:
-            least = min([one for one in tenants if one.line is self.tenants], key=_counter, default=None)
-            request = self._next_of(least) if least is not None else None
-            if request is not None:
-                yield request, node
+        for key, tenant, request in self._first_at_nodes():
+            if tenant.line is self.tenants and isinstance(key, str):
+                yield request, key
 
     def asleep(self) -> Request | None:
         """Return the first sleeping start, or else the next request of a sleeping tenant; None if nothing sleeps."""
-        firsts = [self._first_of(tenants) for tenants in self.full.values()]
-        return self.first_start() or (self._next_of(min(firsts, key=_counter)) if firsts else None)
+        first, sleeping = self.lines()[0], [(one, request) for _, one, request in self._first_at_nodes()]
+        least = min(sleeping, key=lambda each: (each[0].line is not first, each[0].counter), default=None)
+        return self.first_start() or (least[1] if least is not None else None)
 
-    def _first_of(self, tenants: Iterable[TenantMember]) -> TenantMember:
-        first = self.lines()[0]
-        return min(tenants, key=lambda one: (one.line is not first, one.counter))
+    def _first_at_nodes(self) -> Iterator[tuple[str | TenantMember, TenantMember, Request]]:
+        """Iterate over the names in `full`: the least served tenant of each class there, with its next request."""
+        for key, tenants in [*self.full.items()]:
+            for line in self.lines():
+                tenant = min([one for one in tenants if one.line is line], key=_counter, default=None)
+                request = self._next_of(tenant) if tenant is not None else None
+                if tenant is not None and request is not None:
+                    yield key, tenant, request
 
     def _leave_node(self, tenant: TenantMember) -> None:
         key, tenant.full = tenant.full, None

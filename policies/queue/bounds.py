@@ -86,7 +86,9 @@ class _TenantQueue:
         found: list[Request] = []
         for queue in (self.starts, self.inside) if may_be_inside else (self.starts,):
             newest = reversed(queue.values())
-            for request in chain(sorted(islice(newest, LOOKED_AT), key=_has_come_back), newest):
+            for request in chain(
+                sorted(islice(newest, LOOKED_AT), key=lambda one: one.progress.came_back is not None), newest
+            ):
                 found.append(request)
                 missing -= request.body_bytes if by_bytes else 1
                 if missing <= 0:
@@ -261,7 +263,3 @@ class BoundedQueue:
                 return None
             own = max(self._tenants.items(), key=lambda item: (len(item[1].starts) / item[1].weight, item[0]))[1]
         return own.newest(missing, by_bytes=by_bytes, may_be_inside=False)
-
-
-def _has_come_back(request: Request) -> bool:
-    return request.progress.came_back is not None

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from math import exp, inf, log, sqrt
+from math import exp, fsum, inf, log, sqrt
 from typing import Any, Final, NamedTuple
 
 from policies.averages import QUICK, STEADY
@@ -332,14 +332,9 @@ def _new_pace(place: GateState) -> _Pace:
 
 def _starts_before(backlog: Backlog, request: Request) -> int:
     """Return the number of sleeping starts of the tenant that go before this request."""
-    starts = [one[3] for one in _starts(backlog, request.flow.tenant)]
+    tenant = backlog.tenant(request.flow.tenant)
+    starts = [one[3] for one in backlog.starts.get(tenant, ())] if tenant is not None else []
     return starts.index(request) if request in starts else len(starts)
-
-
-def _starts(backlog: Backlog, name: str) -> Sequence[Any]:
-    """Return the sleeping starts of a tenant."""
-    tenant = backlog.tenant(name)
-    return () if tenant is None else backlog.starts.get(tenant, ())
 
 
 def _asks(member: Member, now: float) -> None:
@@ -370,7 +365,8 @@ def _before(
     if own is not None:
         rank = line.counters.rank(own) if own.queued else max(rank, own.counter)
     level = rank + (place - 1.0) * ((own.usual if own is not None else 0.0) or usual) / weight
-    turns = seconds = 0.0
+    turns: list[float] = []
+    seconds: list[float] = []
     others = 0
     for member in line.members:
         if member is own:
@@ -383,7 +379,8 @@ def _before(
         if wait_s < inf:
             gap_s = max(member.gap_s, now - member.asked_s)
             rounds = min(rounds, member.queued + wait_s / max(gap_s, SHORT_S))
-        turns += rounds
-        seconds += rounds * (member.answer_s or answer_s)
+        turns.append(rounds)
+        seconds.append(rounds * (member.answer_s or answer_s))
     scale = (line.number - (len(line.members) > others)) / max(1, others)
-    return turns * scale, seconds * scale
+    # Exact sums, because questions change the order of a heap, and with it that of the sample.
+    return fsum(turns) * scale, fsum(seconds) * scale

@@ -41,7 +41,7 @@ class PoolReplica:
         engine.room.rivals = self
 
     def has_turn(self, request: Request, now: float) -> bool:
-        """Return whether a request that waits at another gateway goes before this one (`admission.room.Rivals`)."""
+        """Return whether a request that waits at another gateway goes before this one (`Rivals`)."""
         elsewhere = self._next_elsewhere
         if elsewhere is None or now > self._answered_s + WAITS_S:
             return False

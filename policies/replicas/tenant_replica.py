@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
-from policies.admission.room import Asker
+from policies.admission.other_gateways import Asker
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.replicas.messages import REPORTED_MAX, CallDelta, ReplicaReport, ReplicaView
@@ -32,7 +32,7 @@ class _Undecided(NamedTuple):
 
 
 class TenantReplica:
-    """The questions to other gateways about requests that this one cannot decide alone (`admission.room.Elsewhere`)."""
+    """The questions to other gateways about requests that this one cannot decide alone (`Elsewhere`)."""
 
     def __init__(
         self,

@@ -11,7 +11,8 @@ tenant node that is most over its part, the request that has received least is p
 the others end.
 
 A request with a reservation at an engine causes preemptions only there. A request that waits for a full node of the
-tree causes preemptions only below that node.
+tree causes preemptions only below that node. Nothing is preempted where the request could not start after that, nor
+while batch work goes first because it is owed service.
 
 Two bounds, where g is the guaranteed share of batch work. At least g of the running sequences stay. And the wasted
 tokens are at most g of the tokens that batch requests had received when they ended, plus the largest sum of tokens that
@@ -104,7 +105,7 @@ class Preemption:
         at_once_tokens = max(self.at_once_tokens, self._running_tokens + coming_tokens)
         return share * self.received_tokens + at_once_tokens - self.wasted_tokens
 
-    def stoppable(self) -> dict[str, tuple[Request, str, int]]:
+    def _stoppable(self) -> dict[str, tuple[Request, str, int]]:
         """Return the running requests that were not yet to be preempted. If one of those runs on, its client has seen
         something of the answer.
         """
@@ -115,7 +116,7 @@ class Preemption:
 
         `sequences`, `share`: as for `choose`, before the start.
         """
-        of_it = sum([one.sequences for one, _, _ in self.stoppable().values()])
+        of_it = sum([one.sequences for one, _, _ in self._stoppable().values()])
         is_spared = of_it < share * (sequences + request.sequences)
         return not is_spared and request.prompt_tokens <= self._left_tokens(share, _expected_tokens(request))
 
@@ -151,7 +152,7 @@ class Preemption:
         place = tuple(engines), node
         if place in self._none:
             return None
-        running = self.stoppable()
+        running = self._stoppable()
         used: dict[str, int] = {}
         for request, _, _ in running.values():
             used[request.flow.tenant] = used.get(request.flow.tenant, 0) + request.sequences

@@ -93,7 +93,8 @@ async def test_when_the_last_engine_goes_what_waits_is_refused_as_what_comes(sta
         got = await asyncio.gather(*waiting)
         ends = {(each.status, each.error["code"]) for each in got if each.status != 200}
         assert ends <= {(503, "no_backend"), (502, "backend_failed")}
-        assert [each.error["code"] for each in got[20:]] == ["no_backend"] * 21
+        assert got[-1].error["code"] == "no_backend"
+        assert sum(each.error["code"] == "no_backend" for each in got if each.status != 200) > 20
         assert all("retry-after" in each.headers for each in got if each.status == 503)
 
 
@@ -139,8 +140,9 @@ async def test_when_the_last_engine_goes_what_waits_is_held_for_the_next_one(sta
         await until(lambda: live.engine.requests.cold_start.allowance_s())
         async with simulated(port=engines[0].port):
             got = await asyncio.gather(*waiting)
-        # Before its end was noticed, the engine may have had some of the first in its hands.
-        assert [each.status for each in got[20:]] == [200] * 21
+        # Before their end was noticed, the engines may have had some in their hands.
+        assert got[-1].status == 200
+        assert sum(each.status == 200 for each in got) > 20
 
 
 async def test_a_start_that_does_not_come_ends_in_a_refusal(start: Starter) -> None:

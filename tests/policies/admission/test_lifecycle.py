@@ -10,7 +10,7 @@ import pytest
 from policies.admission import lifecycle
 from policies.admission.engine import AdmissionEngine
 from policies.admission.explanation import OF_OBSTACLE, OF_REFUSAL
-from policies.admission.lifecycle import EVENTS, Event, IllegalEvent, UnknownRequest
+from policies.admission.lifecycle import Event, IllegalEvent, UnknownRequest
 from policies.admission.request_ledger import NO_SERVICE, RequestLedger
 from policies.capacity.obstacle import Obstacle
 from policies.limits.quotas import Quota, Quotas
@@ -20,6 +20,7 @@ from policies.tree.node import SEQUENCES
 from tests.policies.making import make_request, policy_with, pool_of
 
 SERVICE = ServiceTokens(12, 7)
+EVENTS = tuple(each for each in vars(lifecycle).values() if isinstance(each, Event))
 
 KNOWN_TO = {
     State.NEW: set(),

@@ -118,8 +118,11 @@ def test_a_full_engine_is_not_asked_for_each_request_though_some_may_wait_inside
 
 
 def test_nothing_is_preempted_for_a_request_that_has_room_soon() -> None:
-    room = pool_of("one", "two").room
-    blocked = Blocked(make_request("a"), {"one": Obstacle.PREFILL, "two": Obstacle.SLOTS})
+    pool, request = pool_of("one", "two"), make_request("a")
+    pool.requests.tree.arrived(request, 1.0)
+    for _ in range(2):
+        pool.arrived(make_request(of_batch("b")), 0.0)
+    room, blocked = pool.room, Blocked(request, {"one": Obstacle.PREFILL, "two": Obstacle.SLOTS})
     assert room.preempts_at(blocked) == []
     blocked.set("one", Obstacle.KV)
     assert room.preempts_at(blocked) == ["one", "two"]

@@ -337,3 +337,30 @@ def test_an_allowance_that_is_too_old_lets_nothing_start() -> None:
     ledger.allowance, ledger.allowed_until_s = Grant(8, 10_000), 1.0
     assert obstacle(ledger, now=1.0) is None
     assert obstacle(ledger, now=1.1) is Obstacle.CLOSED
+
+
+def test_a_cache_full_of_the_requests_of_others_has_no_room() -> None:
+    ledger = engine()
+    start(ledger, make_request(prompt=83, sequences=2, reserved=100))
+    ledger.observe(Gauges(0.0, kv_usage=0.5, kv_capacity_tokens=1024, block_size=1), 0.0)
+    ledger.observe(Gauges(1.0, kv_capacity_tokens=214, block_size=1), 1.0)
+    assert ledger.kv.limit_tokens() == 0
+    assert ledger.obstacle(make_request(reserved=100), 1.0, paced=True) == "kv"
+
+
+def test_an_engine_that_reports_no_slots_does_not_report_them() -> None:
+    ledger = engine(None)
+    ledger.observe(Gauges(0.0, max_num_seqs=0), 0.0)
+    start(ledger, make_request())
+    assert ledger.slots.known() is None
+    assert ledger.kv_fraction() == 1 / FIRST_SLOTS
+
+
+def test_the_prefill_and_the_kv_of_what_is_preempted_are_room_for_another_prompt() -> None:
+    ledger, large = engine(kv=20_000), make_request(prompt=12_000)
+    lease = start(ledger, make_request(prompt=12_000), started=False)
+    assert ledger.fits_without(large, [lease])
+    assert not ledger.fits_without(large, [])
+    ledger.started(lease, 0.0)
+    assert ledger.fits_without(large, [lease])
+    assert not ledger.fits_without(large, []), "no prompt is processed, but the cache has no room for both"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from policies.admission.decisions import Dispatch, Failure, Preempt
+from policies.admission.decisions import Decision, Dispatch, Failure, Preempt
 from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
 from policies.request import ServiceTokens, of_batch
 from policies.tree.terms import ROOT
-from tests.policies.making import make_request, pool_of
+from tests.policies.making import dispatched, make_request, pool_of
 from tests.policies.meetings.world import LONG, World, quantile, tree
 
 KEPT = (ROOT, {"guaranteed_share": 0.75, "lending_limit": 0.0})
@@ -144,6 +147,102 @@ def test_batch_at_a_ceiling_runs_on_until_the_engine_can_start_what_waits_there(
     [preempted] = engine.progressed("prefill", 0, 3.0)
     assert isinstance(preempted, Preempt)
     assert engine.failed(preempted.id, Failure.PREEMPTED, 3.0) == [Dispatch("large", "e")]
+
+
+def batch_of(engine: AdmissionEngine, id: str, *, streamed: bool = False) -> Sequence[Decision]:
+    return engine.arrived(make_request(of_batch("a"), id=id, streamed=streamed), 0.0)
+
+
+def test_batch_goes_beside_a_request_that_its_end_would_not_let_in() -> None:
+    engine = of_group("vtc", 4)
+    for id in ("r0", "r1", "r2", "r3"):
+        engine.arrived(make_request("a", id=id), 0.0)
+    assert engine.arrived(make_request("a", id="wide", sequences=2), 0.0) == []
+    assert batch_of(engine, "b") == []
+    assert engine.finished("r0", ServiceTokens(10, 10), 1.0) == [Dispatch("b", "e")], "which is woken by itself"
+
+
+def test_batch_goes_beside_an_answer_that_is_not_stopped() -> None:
+    engine = of_group("vtc", 2)
+    batch_of(engine, "seen", streamed=True)
+    engine.progressed("seen", 1, 0.5)
+    assert engine.arrived(make_request("a", id="wide", sequences=2), 1.0) == []
+    assert batch_of(engine, "b") == [Dispatch("b", "e")]
+
+
+def test_batch_goes_while_the_engine_cannot_start_what_waits_at_the_ceiling() -> None:
+    engine = of_group("dlpm", 2)
+    batch_of(engine, "b0")
+    engine.arrived(make_request("x", id="prefill", prompt=1_000), 0.0)
+    assert engine.arrived(make_request("a", id="large", prompt=50_000, sequences=2), 1.0) == []
+    assert batch_of(engine, "b1") == [Dispatch("b1", "e")]
+
+
+def test_no_batch_takes_the_room_of_one_that_is_being_stopped() -> None:
+    engine = of_group("vtc", 2)
+    engine.arrived(make_request(of_batch("x"), id="x", streamed=False), 0.0)
+    for id in ("b0", "b1", "b2"):
+        batch_of(engine, id)
+    [preempted] = engine.arrived(make_request("a", id="wide", sequences=2), 1.0)
+    [other] = {"b0", "b1"} - {preempted.id}
+    assert engine.finished(other, ServiceTokens(10, 10), 2.0) == []
+    assert engine.failed(preempted.id, Failure.PREEMPTED, 3.0) == [Dispatch("wide", "e")]
+
+
+def with_three_queues() -> AdmissionEngine:
+    """A group runs two batch requests, which are all that it may, at engines with a queue each."""
+    terms = tree({"g": (ROOT, {"max_running": 2})}, {"a": ("g", {})})
+    policy = named_policy("vtc", placement="deficits")
+    engine = pool_of("e0", "e1", "e2", policy=policy, slots=16, limits=LONG, tree=terms)
+    engine.arrived(make_request(of_batch("x"), id="x", streamed=False), 0.0)
+    for id in ("b0", "b1", "b2", "b3"):
+        batch_of(engine, id)
+    return engine
+
+
+def test_batch_of_the_queue_of_another_engine_takes_no_room_that_is_made_at_a_ceiling() -> None:
+    engine = with_three_queues()
+    [first] = engine.arrived(make_request("a", id="wide", sequences=2), 1.0)
+    [second] = engine.failed(first.id, Failure.PREEMPTED, 1.0)
+    assert dispatched(engine.failed(second.id, Failure.PREEMPTED, 1.0)) == ["wide"]
+
+
+def test_with_a_queue_for_each_engine_one_request_is_stopped_for_one() -> None:
+    assert len(with_three_queues().arrived(make_request("a"), 1.0)) == 1
+
+
+def with_batch(slots: int, runs: int) -> AdmissionEngine:
+    """Two batch requests run, and as many of tenant a."""
+    engine = pool_of("e", policy="vtc", slots=slots, limits=LONG)
+    for id in ("b0", "b1"):
+        engine.arrived(make_request(of_batch("b"), id=id, streamed=False), 0.0)
+    for number in range(runs):
+        engine.arrived(make_request("a", id=f"r{number}"), 0.0)
+        engine.progressed(f"r{number}", 0, 0.0)
+    return engine
+
+
+def test_batch_at_a_full_engine_runs_on_until_the_prompts_of_others_are_processed() -> None:
+    engine = with_batch(4, 1)
+    engine.arrived(make_request("x", id="prefill", prompt=1_000), 0.0)
+    assert engine.arrived(make_request("a", id="large", prompt=50_000), 1.0) == []
+    assert isinstance(engine.progressed("prefill", 0, 2.0)[0], Preempt)
+
+
+def test_batch_at_a_full_engine_runs_on_if_its_slots_are_too_few() -> None:
+    engine = with_batch(20, 18)
+    assert engine.arrived(make_request("a", id="wide", sequences=20), 1.0) == [], "which takes three"
+    assert isinstance(engine.finished("r0", ServiceTokens(10, 10), 2.0)[0], Preempt)
+
+
+def test_batch_that_is_owed_its_turn_is_not_stopped_for_what_goes_after_it() -> None:
+    engine = with_batch(3, 1)
+    backlog = engine.policy.order.backlog
+    assert backlog is not None
+    backlog.owed = 1.0
+    assert engine.arrived(make_request("a", id="first"), 1.0) == []
+    backlog.owed = 0.0
+    assert isinstance(engine.woke(2.0)[0], Preempt)
 
 
 def light_waits(prompt: int) -> list[float]:

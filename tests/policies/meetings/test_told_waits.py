@@ -58,3 +58,23 @@ def test_no_time_to_come_back_is_beyond_an_hour_whatever_an_engine_says() -> Non
     engine.arrived(request := make_request("a"), 0.0)
     rejected = engine.failed(request.id, Failure.REFUSED, 1.0, again_s=1e6)[0]
     assert rejected.retry_after_s == WAIT_S_MAX == 3600.0
+
+
+def told(*, asks: bool) -> list[float]:
+    world = World("vtc")
+
+    def ask() -> None:
+        for id in [*world.asked]:
+            world.engine.explain(id, world.now)
+        world.at(world.now + 0.3, ask)
+
+    if asks:
+        world.at(1.0, ask)
+    for number in range(36):
+        world.closed("ab"[number % 2], 2, 100 + 37 * number, 20 + 13 * number, user=f"u{number}")
+    world.run(15)
+    return [one.request.progress.wait.expected.wait_s for one in world.asked.values() if one.request.progress.wait]
+
+
+def test_a_question_changes_no_wait_that_is_told_later() -> None:
+    assert told(asks=True) == told(asks=False)
