@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from gateway.proxy.exchange import Exchange
 from policies.capacity.slots import FIRST_SLOTS
 from tests.gateway.capture import STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, chunk, token
 from tests.gateway.live import MODEL, Starter, chat
@@ -37,3 +40,25 @@ async def test_the_role_alone_is_no_sign_that_the_engine_has_begun(start: Starte
             await asyncio.gather(*[ask_often() for _ in range(40)])
             target = live.gateway.pools[0].config.capacity.waiting_target
             assert most_inside <= FIRST_SLOTS + 2 * target
+
+
+@pytest.mark.parametrize(("kind", "is_start"), [("vllm", True), ("openai", False)])
+async def test_an_answer_begins_once(start: Starter, kind: str, is_start: bool) -> None:
+    """With its role where that comes with the first token, otherwise with the first token."""
+    goes_on = asyncio.Event()
+
+    async def in_pieces(seen: Seen, peer: Peer) -> None:
+        await peer.send(STREAM_HEAD + chunk(ROLE))
+        await goes_on.wait()
+        await peer.send(chunk(token("a")) + chunk(token("b", "length")) + STREAM_END)
+
+    async with Upstream(in_pieces) as engine:
+        pool = {"name": "pool", "backends": [{"url": engine.url, "engine": kind}]}
+        async with start(pools=[pool]) as live, live.post("/v1/chat/completions", chat(stream=True)) as response:
+            assert ROLE.strip() in await response.content.readany()
+            [exchange] = live.gateway.pools[0].dispatcher.exchanges()
+            assert isinstance(exchange, Exchange)
+            begun_s = exchange.context.first_token_s
+            goes_on.set()
+            await response.read()
+            assert (begun_s is not None, exchange.context.first_token_s == begun_s) == (is_start, is_start)
