@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 from backends.client.upstream import UpstreamPool
-from tests.backends.asking import Open
+from tests.backends.raw_server import Open
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

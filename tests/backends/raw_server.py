@@ -6,17 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 
+from backends.client.upstream import UpstreamPool
 from backends.upstream_errors import UpstreamError
 from tests.gateway import capture
+from tests.waiting import until
 
 REQUEST = b"POST /v1/x HTTP/1.1\r\nhost: test\r\ncontent-length: 2\r\n\r\n"
 BODY = b"{}"
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Turn the loop until the condition holds; the suite's timeout is the bound."""
-    while not condition():  # noqa: ASYNC110  what is waited for is state of the code under test, which has no event
-        await asyncio.sleep(0)
 
 
 class Peer(capture.Peer):
@@ -145,3 +141,12 @@ async def reset(peer: Peer) -> None:
 
 async def hang(peer: Peer) -> None:
     await peer.gone()
+
+
+Open = Callable[..., UpstreamPool]
+
+
+async def ask(pool: UpstreamPool, head: bytes = REQUEST, body: bytes = BODY) -> tuple[Recorder, UpstreamError | None]:
+    recorder = Recorder()
+    pool.send(head, body, recorder)
+    return recorder, await recorder.end()

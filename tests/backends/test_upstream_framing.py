@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from backends.upstream_errors import ConnectionLost, ProtocolViolation
-from tests.backends.asking import Open, ask
 from tests.backends.corpus import CHUNKED, ILL_FRAMED
-from tests.backends.raw_server import BODY, REQUEST, Peer, RawServer, Recorder, answer, close, hang, say
+from tests.backends.raw_server import BODY, REQUEST, Open, Peer, RawServer, Recorder, answer, ask, close, hang, say
 
 WELL_FRAMED = {
     "length": (answer(b"hello"), b"hello", True),

@@ -13,23 +13,23 @@ from backends.client import upstream
 from backends.client.call import UpstreamCall
 from backends.client.upstream import UpstreamPool
 from backends.upstream_errors import ConnectFailed, ConnectionLost, ReadTimedOut, UpstreamError
-from tests.backends.asking import Open, ask
 from tests.backends.corpus import CHUNKED, TRUNCATED
 from tests.backends.raw_server import (
     BODY,
     REQUEST,
+    Open,
     Peer,
     RawServer,
     Recorder,
     Script,
     answer,
+    ask,
     close,
     hang,
     reset,
     say,
-    until,
 )
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until
 
 
 @pytest.mark.parametrize("ending", [close, reset], ids=["close", "reset"])

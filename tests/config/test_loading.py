@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.load import ConfigError, Fault, Overrides, config_for_backends, load_config
+from gateway.config.load import ConfigError, Overrides, config_for_backends, load_config
 from gateway.config.model import Config, json_schema
 from gateway.config.section import filled
 from gateway.config.sections.apps import InteractionRules
@@ -138,33 +139,6 @@ def test_a_key_is_new_each_time_and_known_by_its_hash() -> None:
     assert hash_key(b"\xff".decode("utf-8", "surrogateescape")) == "sha256:" + hashlib.sha256(b"\xff").hexdigest()
 
 
-def faults_of(file: str) -> list[Fault]:
-    """What is wrong with a file, if anything. Any other error of the loader fails the test."""
-    try:
-        load_config(file)
-    except ConfigError as error:
-        return error.faults
-    return []
-
-
-SNIPPETS = st.sampled_from(
-    ["pools:", "tenants:", "  - ", "name: ", "keys: ", "url: sim:a", "limits: ", "{", "}", "[", "]", "&a ", "*a",
-     "!x ", "${", "${HOME}", "$${", "010", "1e9", "true", "null", "? ", ": ", "\n", "  ", "'", '"', "|\n", "%", "---\n",
-     "\x00", "policy: ", "backends: ", "capacity: ", "9" * 30, "\u2028", "\ufeff", "<<: "]
-)  # fmt: skip
-
-
-@given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda t: t.encode("utf-8", "surrogatepass")),
-                 st.lists(SNIPPETS, max_size=30).map(lambda parts: "".join(parts).encode())))  # fmt: skip
-def test_no_text_makes_the_loader_fail_in_another_way(raw: bytes) -> None:
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(raw)
-        file.flush()
-        found = faults_of(file.name)
-        lines = re.split("\r\n|[\n\r\x85\u2028\u2029]", raw.decode("utf-8", "replace"))
-        assert all(0 <= fault.line <= len(lines) for fault in found)
-
-
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("sim:a")
 FIELDS = st.sampled_from(
     ["pools", "tenants", "name", "keys", "hash", "apps", "backends", "url", "models", "policy", "limits", "listen",
@@ -174,10 +148,12 @@ FIELDS = st.sampled_from(
 
 @given(st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(FIELDS, inner), max_leaves=30))
 def test_no_shape_makes_the_loader_fail_in_another_way(data: object) -> None:
+    """`tests/fuzz` has any text."""
     with tempfile.NamedTemporaryFile("w") as file:
         json.dump(data, file)
         file.flush()
-        faults_of(file.name)
+        with suppress(ConfigError):
+            load_config(file.name)
 
 
 def test_the_schema_for_editors_is_that_of_the_model() -> None:

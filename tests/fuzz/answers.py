@@ -14,7 +14,7 @@ from backends.health import read_models
 from backends.step_feed import _Clock, _FeedFault, _StepStream
 from backends.upstream_errors import UpstreamError
 from gateway.proxy.engine_errors import OWN_ERROR_EVENTS, engine_error
-from tests.fuzz.harness import Harness
+from tests.fuzz.harness import JSON_MARKS, Harness
 from tests.fuzz.transport import Transport, in_loop, pieces
 
 DIALECTS = tuple(Dialect)
@@ -152,35 +152,37 @@ def read_steps(data: bytes) -> None:
         assert said.is_step or said.scheduled_tokens is said.max_num_seqs is None
 
 
-_COMMON = (b"{", b"}", b"[", b"]", b":", b",", b'"', b"\\", b'\\"', b" ", b"\n", b"\0", b"\xff", b"null", b"true")
-_USAGE = (b'"usage":', b'"usage":{}', b'"prompt_tokens":', b'"completion_tokens":', b'"output_tokens":', b'"usage')
-_USAGE += (b'{"cached_tokens":5}', b"9" * 40, b"-1", b"1.5", b"1e999", b'"x\\"usage":')
-_STREAM = (b"data: ", b"event: ", b"\n\n", b"\r\n\r\n", b"\r", b": x\n\n", b"data: [DONE]\n\n", b'"choices":[{}]')
-_STREAM += (b'"finish_reason":null', b'"type":"response.completed"', b"message_stop", b'"error":{"code":500}')
-_STREAM += (b'"response":{', b'"delta":{"content":"x"}', b"Traceback (most recent call last)")
+_USAGE = (
+    *JSON_MARKS, b'"usage":', b'"usage":{}', b'"prompt_tokens":', b'"completion_tokens":', b'"output_tokens":',
+    b'"usage', b'{"cached_tokens":5}', b"1.5", b'"x\\"usage":',
+)  # fmt: skip
+_STREAM = (
+    *_USAGE, b"data: ", b"event: ", b"\n\n", b"\r\n\r\n", b"\r", b": x\n\n", b"data: [DONE]\n\n", b'"choices":[{}]',
+    b'"finish_reason":null', b'"type":"response.completed"', b"message_stop", b'"error":{"code":500}', b'"response":{',
+    b'"delta":{"content":"x"}', b"Traceback (most recent call last)",
+)  # fmt: skip
+_ERROR = (*JSON_MARKS, b'"error":', b'"message":', b'"detail":', b'"loc":', b'"msg":')
 _HEAD = (
     b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 x\r\n\r\n", b"\r\n", b"\r\n\r\n", b"Content-Length: 5\r\n", b"0\r\n\r\n",
+    b"Transfer-Encoding: chunked\r\n", b"HTTP/1.0 ", b"099", b"204", b": ", b"\n", b"\0", b"Connection: close\r\n",
 )  # fmt: skip
-_HEAD += (b"Transfer-Encoding: chunked\r\n", b"HTTP/1.0 ", b"099", b"204", b": ", b"\n", b"\0")
-_HEAD += (b"Connection: close\r\n",)
 _METRICS = (
     b"vllm:num_requests_running", b"vllm:kv_cache_usage_perc", b"vllm:cache_config_info", b'{engine="0"}', b" 1\n",
+    b"1e308", b"NaN", b"+Inf", b"-1", b'block_size="16"', b'num_gpu_blocks="9"', b'="', b"{", b"}", b"\\", b"\n#",
 )  # fmt: skip
-_METRICS += (b"1e308", b"NaN", b"+Inf", b"-1", b'block_size="16"', b'num_gpu_blocks="9"', b'="', b"{", b"}", b"\\")
-_METRICS += (b"\n#",)
+_CARDS = (*JSON_MARKS, b'"id"', b'"max_model_len"', b'"data"')
+_STEPS = (
+    *JSON_MARKS, b'"v":1', b'"start":"a"', b'"seq":', b'"now_s":', b'"age_s":', b'"ranks":[', b'"rank":0', b"1e12",
+    b'"free_blocks":', b'"total_blocks":', b'"kv_tokens":', b'"prompt_tokens_total":', b"1e13", b"1.5", b"}\n",
+)  # fmt: skip
 
-_CARDS = (b'"id"', b'"max_model_len"', b'"data"', b"9" * 40, b"-1")
-
-_STEPS = (b'"v":1', b'"start":"a"', b'"seq":', b'"now_s":', b'"age_s":', b'"ranks":[', b'"rank":0', b'"free_blocks":')
-_STEPS += (b'"total_blocks":', b'"kv_tokens":', b"9" * 40, b"1e12", b"1e13", b"-1", b"1.5", b"}\n")
-_STEPS += (b'"prompt_tokens_total":',)
-
-# Objects that an engine writes in three bytes take a hundred: of answers, what is read at once has a bound of its own.
-HARNESSES = (Harness("stream", read_stream, (), _COMMON + _USAGE + _STREAM, s_per_mb_max=5.0, memory_ratio_max=6.0),)
-HARNESSES += (Harness("whole", read_whole, (), _COMMON + _USAGE, memory_ratio_max=40.0),)
-HARNESSES += (
-    Harness("error", read_error, (), (*_COMMON, b'"error":', b'"message":', b'"detail":', b'"loc":', b'"msg":')),
+HARNESSES = (
+    # Objects that an engine writes in three bytes take a hundred: of answers, what is read at once has its own bound.
+    Harness("stream", read_stream, (), _STREAM, s_per_mb_max=5.0, memory_ratio_max=6.0),
+    Harness("whole", read_whole, (), _USAGE, memory_ratio_max=40.0),
+    Harness("error", read_error, (), _ERROR),
+    Harness("head", read_head, (), _HEAD),
+    Harness("metrics", read_metrics, (), _METRICS),
+    Harness("cards", read_cards, (UpstreamError,), _CARDS, memory_ratio_max=40.0),
+    Harness("steps", read_steps, (_FeedFault,), _STEPS),
 )
-HARNESSES += (Harness("head", read_head, (), _HEAD), Harness("metrics", read_metrics, (), _METRICS))
-HARNESSES += (Harness("cards", read_cards, (UpstreamError,), _COMMON + _CARDS, memory_ratio_max=40.0),)
-HARNESSES += (Harness("steps", read_steps, (_FeedFault,), _COMMON + _STEPS),)

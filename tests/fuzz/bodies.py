@@ -15,68 +15,19 @@ from gateway.request.body.payload import STEERING, read_json
 from gateway.request.interaction_claim import ClaimReader
 from policies.request import Flow
 from tests.claims import claim_of
-from tests.fuzz.harness import Harness
+from tests.fuzz.harness import JSON_MARKS, Harness
 
 FLOW = Flow("tenant", "default", "u")
 JSON_TOKENS = (
-    b"{",
-    b"}",
-    b"[",
-    b"]",
-    b":",
-    b",",
-    b'"',
-    b"\\",
-    b'\\"',
-    b"\\u0070",
-    b" ",
-    b"\n",
-    b"\0",
-    b"\xff",
-    b"null",
-    b"true",
-)
-JSON_TOKENS += (b'"model"', b'"messages"', b'"prompt"', b'"input"', b'"metadata"', b'"stream_options"', b'"max_tokens"')
-JSON_TOKENS += (
-    b'"n"',
-    b'"role"',
-    b'"content"',
-    b'"user"',
-    b'"tool_result"',
-    b'"cache_control"',
-    b'"priority"',
-    b'"rid"',
-)
-JSON_TOKENS += (
-    b";base64,AAAA",
-    b"9" * 40,
-    b"-1",
-    b"1e999",
-    b'{"include_usage":true}',
-    b'"fairgate_stage"',
-    b'"user_id"',
-)
+    *JSON_MARKS, b"\\u0070", b'"model"', b'"messages"', b'"prompt"', b'"input"', b'"metadata"', b'"stream_options"',
+    b'"max_tokens"', b'"n"', b'"role"', b'"content"', b'"user"', b'"tool_result"', b'"cache_control"', b'"priority"',
+    b'"rid"', b";base64,AAAA", b'{"include_usage":true}', b'"fairgate_stage"', b'"user_id"',
+)  # fmt: skip
 FORM_TOKENS = (
-    b"--x",
-    b"\r\n--x\r\n",
-    b"\r\n--x--\r\n",
-    b"\r\n",
-    b"\r\n\r\n",
-    b"\n",
-    b"\r",
-    b'"',
-    b"\\",
-    b";",
-    b"\0",
-    b"\xff",
-)
-FORM_TOKENS += (b"content-disposition: form-data", b'; name="model"', b"; name=stream", b'; filename="a"')
-FORM_TOKENS += (
-    b'; name="vllm_xargs"',
-    b"content-disposition:",
-    b"name*=utf-8''model",
-    b"content-transfer-encoding: base64",
-)
+    b"--x", b"\r\n--x\r\n", b"\r\n--x--\r\n", b"\r\n", b"\r\n\r\n", b"\n", b"\r", b'"', b"\\", b";", b"\0", b"\xff",
+    b"content-disposition: form-data", b'; name="model"', b"; name=stream", b'; filename="a"', b'; name="vllm_xargs"',
+    b"content-disposition:", b"name*=utf-8''model", b"content-transfer-encoding: base64",
+)  # fmt: skip
 BATCH_TOKENS = (
     *JSON_TOKENS, b'"custom_id"', b'"method":"POST"', b'"url":"/v1/chat/completions"', b'"body"', b"\r\n", b"\n{}\n",
 )  # fmt: skip

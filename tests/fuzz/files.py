@@ -63,34 +63,27 @@ def read_key(data: bytes) -> None:
         assert read_entry(HASH, entry(tenant, key).encode()) == (tenant, key)
 
 
-_YAML = (b"\n", b"  ", b"- ", b": ", b"&a ", b"*a", b"[", b"]", b"{", b"}", b"|\n", b">\n", b'"', b"'", b"#")
-_YAML += (b"!!int ", b"<<: ")
-_YAML += (b"${HOME}", b"${X:-1}", b"$${", b"---\n", b"? ", b"%YAML 1.1\n", b"\t", b"\0", b"\xff", b"9" * 40, b"1e999")
-_YAML += (b".nan",)
-_YAML += (b"-1", b"0", b"true", b"null", b"pools:", b"tenants:", b"backends:", b"url: http://a:1\n", b"name: x\n")
-_YAML += (b"policy:",)
-_TRACE = (b'"tokens_cached":', b'"tokens_in":', b'"ts":', b'"total_ms":', b"\n{", b"}\n", b"1e12", b"9" * 40, b"-1")
-_TRACE += (b"NaN",)
-_TRACE += (b"null", b"true", b'"', b",", b"[" * 40, b"inf", b"\xff", b"\xef\xbb\xbf", b"\x1f\x8b", b"t_s,", b"1e308")
-_TRACE += (b"\r", b"\0")
-_KEY = (b"{", b"}", b'"tenant":"a"', b'"expires":"2027-01-31"', b'"apps":["a"]', b'"models":["m"]', b'"weight":', b" ")
-_KEY += (b"- ", b"2027-01-31", b"9999-12-31T23:59:59-14:00", b"1e308", b"-1", b"1e999", b"null", b"true", b"\xff")
-_KEY += (b"[" * 40,)
+_YAML = (
+    b"\n", b"  ", b"- ", b": ", b"&a ", b"*a", b"[", b"]", b"{", b"}", b"|\n", b">\n", b'"', b"'", b"#", b"!!int ",
+    b"${HOME}", b"${X:-1}", b"$${", b"---\n", b"? ", b"%YAML 1.1\n", b"\t", b"\0", b"\xff", b"9" * 40, b"1e999",
+    b".nan", b"-1", b"0", b"true", b"null", b"pools:", b"tenants:", b"backends:", b"url: http://a:1\n", b"name: x\n",
+    b"policy:", b"<<: ",
+)  # fmt: skip
+_TRACE = (
+    b'"tokens_cached":', b'"tokens_in":', b'"ts":', b'"total_ms":', b"\n{", b"}\n", b"1e12", b"9" * 40, b"-1", b"NaN",
+    b"null", b"true", b'"', b",", b"[" * 40, b"inf", b"\xff", b"\xef\xbb\xbf", b"\x1f\x8b", b"t_s,", b"1e308", b"\r",
+    b"\0",
+)  # fmt: skip
+_KEY = (
+    b"{", b"}", b'"tenant":"a"', b'"expires":"2027-01-31"', b'"apps":["a"]', b'"models":["m"]', b'"weight":', b" ",
+    b"- ", b"2027-01-31", b"9999-12-31T23:59:59-14:00", b"1e308", b"-1", b"1e999", b"null", b"true", b"\xff", b"[" * 40,
+)  # fmt: skip
 
 HARNESSES = (
     # PyYAML makes several objects of each character of a flow, in Python.
     Harness(
-        "config",
-        read_config,
-        (),
-        _YAML,
-        60.0,
-        memory_ratio_max=1000.0,
-        grown_bytes=1 << 16,
-        start_bytes=FILE_BYTES_MAX + (1 << 20),
+        "config", read_config, (), _YAML, 60.0, 1000.0, grown_bytes=1 << 16, start_bytes=FILE_BYTES_MAX + (1 << 20)
     ),
-    Harness(
-        "trace", read_trace, (TraceError,), _TRACE, 5.0, memory_ratio_max=40.0, start_bytes=LINE_BYTES_MAX + (1 << 20)
-    ),
+    Harness("trace", read_trace, (TraceError,), _TRACE, 5.0, 40.0, start_bytes=LINE_BYTES_MAX + (1 << 20)),
     Harness("key", read_key, (ValueError,), _KEY, 5.0, memory_ratio_max=40.0, start_bytes=1 << 22),
 )

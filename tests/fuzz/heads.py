@@ -10,6 +10,7 @@ from gateway.http.server_limits import ServerLimits
 from gateway.telemetry.trace import Sampler
 from tests.fuzz.harness import Harness
 from tests.fuzz.transport import pieces
+from tests.http.http_raw import wire
 
 LIMITS = ServerLimits(body_bytes_max=1 << 20)
 PROXIES = TrustedProxies(["10.0.0.0/8", "::1/128"])
@@ -30,11 +31,7 @@ def read_requests(data: bytes) -> None:
 
 def _wire(request: HttpRequest | None) -> tuple[object, ...]:
     """What was read of it."""
-    return (
-        ()
-        if request is None
-        else (request.method, request.head.target, request.headers, request.body, request.head.version)
-    )
+    return () if request is None else wire(request)
 
 
 def _read(cut: list[bytes], *, anew: bool = False) -> list[HttpRequest | None]:
@@ -74,14 +71,12 @@ def _look(request: HttpRequest) -> None:
         assert len(trace.passed_on(list(request.headers))[-1][1]) == 55
 
 
-_REQUESTS = (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"POST /v1 HTTP/1.1\r\nHost: x\r\n", b"Content-Length: 5\r\n")
-_REQUESTS += (b"\r\n",)
-_REQUESTS += (b"Transfer-Encoding: chunked\r\n\r\n", b"5\r\nhello\r\n", b"0\r\n\r\n", b"0\r\nx: y\r\n\r\n", b";a=b")
-_REQUESTS += (b"\n",)
-_REQUESTS += (b"Expect: 100-continue\r\n", b"Connection: close, x\r\n", b"Upgrade: h2c\r\n", b"\0", b"\t", b"\r")
-_REQUESTS += (b"http://a/",)
-_REQUESTS += (b"Forwarded: for=1.2.3.4\r\n", b"X-Forwarded-For: 1.2.3.4, [::1]:5\r\n", b"OPTIONS * HTTP/1.1\r\n", b": ")
-_REQUESTS += (b"traceparent: 00-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01\r\n", b"Authorization: Bearer k\r\n", b"+")
-_REQUESTS += (b"0x",)
+_REQUESTS = (
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"POST /v1 HTTP/1.1\r\nHost: x\r\n", b"Content-Length: 5\r\n", b"\r\n",
+    b"Transfer-Encoding: chunked\r\n\r\n", b"5\r\nhello\r\n", b"0\r\n\r\n", b"0\r\nx: y\r\n\r\n", b";a=b", b"\n",
+    b"Expect: 100-continue\r\n", b"Connection: close, x\r\n", b"Upgrade: h2c\r\n", b"\0", b"\t", b"\r", b"http://a/",
+    b"Forwarded: for=1.2.3.4\r\n", b"X-Forwarded-For: 1.2.3.4, [::1]:5\r\n", b"OPTIONS * HTTP/1.1\r\n", b": ", b"0x",
+    b"traceparent: 00-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01\r\n", b"Authorization: Bearer k\r\n", b"+",
+)  # fmt: skip
 
 HARNESSES = (Harness("request", read_requests, (), _REQUESTS, memory_ratio_max=6.0),)

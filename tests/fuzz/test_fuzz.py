@@ -15,7 +15,7 @@ from tests.fuzz.registry import HARNESSES
 from tests.fuzz.replicas import said_here
 
 EXECUTIONS = 500
-SLOW = {"config": 50, "learned": 50, "heard": 100, "frames": 100}
+SLOW = {"config": 200, "learned": 50, "heard": 100, "frames": 100}
 """Each of these takes milliseconds."""
 MEASURED_EVERY = 64
 

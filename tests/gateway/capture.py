@@ -181,6 +181,15 @@ def usage_event(prompt: int, output: int) -> bytes:
 
 
 DONE = b"data: [DONE]\n\n"
+BEGUN = STREAM_HEAD + chunk(token("a"))
+"""A stream after its first token."""
+STREAM = BEGUN + chunk(DONE) + STREAM_END
+"""A whole stream of one token."""
+
+
+def streamed(*pieces: bytes) -> bytes:
+    """A whole stream, each of these pieces in a chunk of its own."""
+    return STREAM_HEAD + b"".join(chunk(each) for each in pieces if each) + STREAM_END
 
 
 def named(name: str, **fields: Any) -> bytes:
@@ -206,6 +215,11 @@ def messages_stream(*deltas: str) -> list[bytes]:
         named("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": len(deltas)}),
         named("message_stop"),
     ]
+
+
+async def silent(seen: Seen, peer: Peer) -> None:
+    """A script that answers nothing."""
+    await peer.gone()
 
 
 def replies(whole: bytes) -> Script:

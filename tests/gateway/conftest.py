@@ -32,6 +32,12 @@ def quick_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.01)
 
 
+@pytest.fixture
+def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gateways look so often for engines that are back or gone that nobody waits for it."""
+    monkeypatch.setattr("gateway.pool.pool.PROBE_INTERVAL_S", 0.02)
+
+
 @pytest.fixture(scope="session")
 def databases() -> Iterator[Databases]:
     """Databases of one PostgreSQL, which is started when somebody needs the first, and stays."""

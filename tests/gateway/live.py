@@ -287,14 +287,3 @@ class Simulated:
     def is_idle(self) -> bool:
         gauges = self.server.gauges
         return (gauges.running, gauges.waiting, gauges.kv_blocks) == (0, 0, 0)
-
-
-async def raw_exchange(port: int, payload: bytes) -> bytes:
-    """Send these bytes and read until the gateway ends the connection."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        writer.write(payload)
-        async with asyncio.timeout(WAIT_S):
-            return await reader.read()
-    finally:
-        writer.close()

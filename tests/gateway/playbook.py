@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from tests.gateway.capture import STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, chunk
+from tests.gateway.capture import STREAM_END, Peer, Seen, Upstream, chunk, streamed
 from tests.gateway.live import MODEL, Answer, Live, Starter, chat, until
 
 ASKED: dict[str, dict[str, Any]] = {
@@ -46,7 +46,7 @@ class Sent(NamedTuple):
 
 
 def stream(data: bytes) -> Sent:
-    return Sent(STREAM_HEAD + (chunk(data) if data else b"") + STREAM_END)
+    return Sent(streamed(data))
 
 
 STREAMS: dict[str, Callable[[bytes], Sent]] = {

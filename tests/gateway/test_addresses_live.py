@@ -15,7 +15,7 @@ from backends.simulated.simulated_server import SimulatedServer
 from gateway.config.contradictions import contradictions
 from gateway.config.model import Config
 from tests.certificates import Authority
-from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Upstream, chunk, replies, token
+from tests.gateway.capture import STREAM, Upstream, replies
 from tests.gateway.live import CHAT, MODEL, SMALL, WAIT_S, Live, Starter, chat, events, until
 from tests.kit.names import Names
 from tests.kit.reloading import reloadable
@@ -170,19 +170,6 @@ async def test_without_any_address_it_starts_and_refuses_what_comes_until_there_
             assert (await live.ask(CHAT, chat(max_tokens=3))).status == 200
 
 
-async def test_without_any_address_requests_wait_for_an_engine_that_starts(start: Starter) -> None:
-    async with engines(ONE) as (port, _):
-        names = Names()
-        async with start(pools=from_nothing(port), limits=OFTEN, resolver=names) as live:
-            asked = [stream(live, 3) for _ in range(12)]
-            assert live.gateway.not_ready() == []
-            await until(lambda: live.engine.queued == 12)
-            assert (await live.metrics())["fairgate_wanted_requests", "pool"] == 12
-            names.answer = [ONE]
-            assert all(events(each.body)[-1] == "[DONE]" for each in await asyncio.gather(*asked))
-            assert live.engine.requests.cold_start.usual_s < 600
-
-
 async def test_a_lookup_that_hangs_holds_up_neither_the_start_nor_another_name(
     start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,9 +225,8 @@ async def test_one_engine_is_drained_and_a_reload_keeps_it_so(tmp_path: Path) ->
 
 async def test_over_tls_the_certificate_is_of_the_name(start: Starter, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    whole = STREAM_HEAD + chunk(token("a") + DONE) + STREAM_END
     for host, is_trusted in (("DNS:engines.test", True), ("IP:127.0.0.1", False)):
-        async with Upstream(replies(whole), ssl=authority.server("shown", host=host)) as upstream:
+        async with Upstream(replies(STREAM), ssl=authority.server("shown", host=host)) as upstream:
             port = int(upstream.url.rpartition(":")[2])
             config = pools(port, "https", tls={"ca_file": authority.ca})
             async with start(pools=config, resolver=Names("127.0.0.1")) as live:

@@ -19,10 +19,10 @@ from gateway.proxy.exchange import Exchange
 from gateway.storage.store_errors import StoreUnavailable
 from policies.request import of_batch
 from tests.commands import run
-from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
+from tests.gateway.capture import OK, Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Starter, chat, until
 from tests.kit.held import Held, one_at_a_time
-from tests.kit.keys import MOMENT, NAMED, OK, TENANTS, TOKEN, admin, answers, issuing, listed, made, revoked, rotated
+from tests.kit.keys import MOMENT, NAMED, TENANTS, TOKEN, admin, answers, issuing, listed, made, revoked, rotated
 from tests.kit.served import config_file
 from tests.postgres_server import Databases, PostgresServer
 from tests.redis_server import RedisServer
@@ -234,6 +234,7 @@ def test_a_key_that_cannot_be_made_says_why(start: Starter) -> None:
         ({"expires": "soon"}, "expires: should be a day such as"),
         ({"expires": "2001-01-31"}, "expires: 2001-01-31 is past"),
         ({"models": ["a", "b"]}, "models: no pool serves 'b'; there are: a, also. Name a new one"),
+        ({"models": ["a b"]}, "models: should be 1 to 128 characters"),
         ({"apps": ["chat", "cat"]}, "apps: the config has no app 'cat' under `apps`; there are: chat, default"),
         ({"apps": []}, "apps: "),
         ({"label": "a\nb"}, "label: should be 1 to 100 characters that can be printed"),

@@ -1,4 +1,4 @@
-"""Models by other names: what the engine is asked for, what the client reads, and who answers when nobody else does."""
+"""Models by other names or none, or for some keys: what the engine is asked, what clients read, who answers instead."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from yarl import URL
 
 from gateway.config.sections.keys import hash_key
 from gateway.proxy.renamed import CANDIDATES_MAX, Renamed
-from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, named, replies
-from tests.gateway.live import MODEL, Answer, Live, Starter, chat, events, simulated, until
+from tests.gateway.capture import DONE, Peer, Seen, Upstream, answer, named, replies, streamed
+from tests.gateway.live import CHAT, MODEL, Answer, Live, Starter, chat, events, simulated, until
 from tests.gateway.playbook import ASKED
+from tests.kit.usage import OK
 from tests.ports import free_port
 
 ALIAS = "gpt-4o"
 ALIASES = {ALIAS: MODEL, "grüße/gpt": MODEL}
-CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
 
 async def test_an_answer_has_the_name_that_was_asked(start: Starter) -> None:
@@ -69,7 +70,7 @@ async def test_a_long_answer_and_a_long_event_have_it_too(start: Starter) -> Non
 
     async def script(seen: Seen, peer: Peer) -> None:
         if seen.json.get("stream"):
-            await peer.send(STREAM_HEAD + chunk(event) + STREAM_END)
+            await peer.send(streamed(event))
         else:
             whole = {"metadata": kept, "text": long, "model": MODEL, "usage": {"prompt_tokens": 1}}
             await peer.send(answer(json.dumps(whole).encode()))
@@ -78,8 +79,8 @@ async def test_a_long_answer_and_a_long_event_have_it_too(start: Starter) -> Non
     async with Upstream(script) as upstream, start(upstream.url, aliases=ALIASES, limits=limits) as live:
         whole = await live.ask(CHAT, chat() | {"model": ALIAS})
         assert (whole.json["model"], whole.json["metadata"], len(whole.json["text"])) == (ALIAS, kept, len(long))
-        streamed = await live.ask(RESPONSES, {"model": ALIAS, "input": "x", "stream": True})
-        assert events(streamed.body)[0]["response"] == shown | {"model": ALIAS}
+        by_events = await live.ask(RESPONSES, {"model": ALIAS, "input": "x", "stream": True})
+        assert events(by_events.body)[0]["response"] == shown | {"model": ALIAS}
 
 
 async def test_a_request_beside_the_queue_is_asked_by_the_engine_s_name(start: Starter) -> None:
@@ -242,3 +243,116 @@ async def test_adapters_are_served_beside_the_models_that_a_pool_lists(start: St
             for model in ("base", "lora", "new"):
                 assert (await live.ask(CHAT, chat(max_tokens=2) | {"model": model})).json["model"] == model
             assert {line["backend"] for line in (await live.lines(9))[-3:]} == {"s"}
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: chat(max_tokens=2),
+    "/v1/responses": {"input": "x"},
+    "/v1/messages": chat(max_tokens=2),
+    "/v1/embeddings": {"input": "x"},
+    "/rerank": {"query": "x", "documents": ["y"]},
+}
+UNNAMED: dict[str, dict[str, Any]] = {"left out": {}, "null": {"model": None}, "empty": {"model": ""}}
+
+
+def without(body: dict[str, Any], how: str, size: int = 1) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name != "model"} | UNNAMED[how] | {"padding": "x" * size}
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_the_model_that_answers_is_written_in(start: Starter, path: str) -> None:
+    bodies = [without(BODIES[path], how, size) for how in UNNAMED for size in (1, 400_000)]
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        for body in bodies:
+            assert (await live.ask(path, body)).status == 200
+        assert [seen.json for seen in upstream.requests] == [body | {"model": MODEL} for body in bodies]
+        assert {line["model"] for line in await live.lines(len(bodies))} == {MODEL}
+
+
+async def test_limits_of_a_model_and_its_price_hold_for_what_names_none(start: Starter) -> None:
+    usage = {"url": str(start.directory / "usage.db"), "prices": {MODEL: {"input": 1e6, "output": 0}}}
+    quota = {"per_model": {MODEL: {"requests_per_minute": len(UNNAMED)}}}
+    tenants = [{"name": "t", "keys": [hash_key("k")], "quota": quota}]
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=tenants, usage=usage) as live:
+        for how in UNNAMED:
+            assert (await live.ask(CHAT, without(chat(), how))).status == 200
+        for body in (*[without(chat(), how) for how in UNNAMED], chat()):
+            assert (await live.ask(CHAT, body)).error["code"] == "rate_limited"
+        counted = [row for row in await live.metrics() if row[0] == "fairgate_requests_total"]
+        assert counted
+        assert all(MODEL in row for row in counted)
+        assert live.gateway.usage is not None
+        await live.gateway.usage.flush()
+        [row] = (await live.get("/usage?since=1h&by=model", admin=True)).json["rows"]
+        assert (row["model"], row["cost"], row["unpriced_tokens"]) == (MODEL, 7.0 * len(UNNAMED), 0)
+
+
+async def test_the_model_is_the_engines_own_and_no_adapter(start: Starter) -> None:
+    async with simulated(models=("lora", "base"), adapters=("lora",)) as sim, start(sim.url) as live:
+        assert (await live.ask(CHAT, without(chat(max_tokens=2), "left out"))).json["model"] == "base"
+        pools = [{"name": "p", "models": ["base"], "backends": [{"url": sim.url}]}]
+        async with start(pools=pools) as other:
+            assert (await other.ask(CHAT, without(chat(max_tokens=2), "null"))).json["model"] == "base"
+            pool = other.gateway.pools[0]
+            pool.backends[next(iter(pool.backends))].models.clear()
+            assert (await other.ask(CHAT, without(chat(max_tokens=2), "empty"))).json["model"] == "base"
+        pool = live.gateway.pools[0]
+        pool.backends[next(iter(pool.backends))].models.clear()
+        got = await live.ask(CHAT, without(chat(), "left out"))
+        assert (got.status, got.error["code"]) == (503, "no_backend"), "nobody knows yet whose request it is"
+
+
+def with_keys(**terms: dict[str, Any]) -> list[dict[str, Any]]:
+    """One tenant, with a key for each of these names."""
+    return [{"name": "t", "keys": [{"hash": hash_key(name), **more} for name, more in terms.items()]}]
+
+
+async def test_a_key_that_has_expired_says_so(start: Starter) -> None:
+    tenants = with_keys(old={"expires": "2001-01-31T12:00:00+02:00"}, good={"expires": "9000-01-31"})
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=tenants) as live:
+        got = await live.ask(CHAT, chat(), key="old")
+        found = (got.status, got.error["code"], got.error["type"])
+        assert found == (401, "expired_api_key", "authentication_error")
+        assert "expired at 2001-01-31 10:00:00 UTC" in got.error["message"]
+        got = await live.ask(MESSAGES, chat(), key="old")
+        assert (got.status, got.error["type"]) == (401, "authentication_error")
+        assert [(await live.ask(CHAT, chat(), key="old")).status for _ in range(30)] == [401] * 30, "no guess"
+        assert [(await live.ask(CHAT, chat(), key="good")).status for _ in range(2)] == [200, 200]
+        assert len(upstream.requests) == 2
+
+
+async def models_of(live: Live, key: str) -> list[str]:
+    return [card["id"] for card in (await live.get("/v1/models", key=key)).json["data"]]
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, "/v1/embeddings", "/tokenize", "/v1/messages/count_tokens"])
+async def test_other_models_do_not_exist_for_a_key(start: Starter, path: str) -> None:
+    tenants = with_keys(any={}, some={"models": ["b", "later"]})
+    async with Upstream(replies(OK)) as upstream:
+        pools = [{"name": "pool", "models": ["a", "b", "c"], "backends": [{"url": upstream.url}]}]
+        async with start(pools=pools, tenants=tenants) as live:
+
+            async def ask(model: str | None, key: str = "some") -> Answer:
+                body = {**chat(max_tokens=2), "input": "x", "prompt": "x", "model": model}
+                return await live.ask(path, {name: value for name, value in body.items() if value}, key=key)
+
+            assert await models_of(live, "any") == ["a", "b", "c"]
+            assert await models_of(live, "some") == ["b"]
+            for model in ("a", "c", "nonsense"):
+                got = await ask(model)
+                said = f"the model '{model}' does not exist, or this key may not ask for it; it may ask for: b, later"
+                assert (got.status, said in got.error["message"]) == (404, True)
+            missing = await ask(None)
+            assert (missing.status, "'model' is missing" in missing.error["message"]) == (400, True)
+            assert [(await ask("b")).status, (await ask("a", "any")).status] == [200, 200]
+            assert [seen.json["model"] for seen in upstream.requests] == ["b", "a"]
+
+
+async def test_a_key_for_one_model_names_it_even_where_there_is_one_pool(start: Starter) -> None:
+    tenants = with_keys(any={}, some={"models": ["other"]})
+    body = {"prompt": "x"}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=tenants) as live:
+        for path in ("/v1/completions", "/tokenize"):
+            assert (await live.ask(path, body, key="some")).status == 400
+            assert (await live.ask(path, body, key="any")).status == 200
+        assert len(upstream.requests) == 2

@@ -14,11 +14,11 @@ import pytest
 from gateway.config.sections.keys import hash_key
 from policies.request import Request
 from tests.certificates import Authority
-from tests.gateway.capture import Upstream, replies
-from tests.gateway.live import WAIT_S, Live, Starter, chat, simulated, until
-from tests.kit.keys import OK, TENANTS, TOKEN, admin, answers, listed, made, revoked
+from tests.gateway.capture import OK, Upstream, replies
+from tests.gateway.live import CHAT, WAIT_S, Live, Starter, chat, simulated, until
+from tests.kit.keys import TENANTS, TOKEN, admin, answers, listed, made, revoked
 from tests.kit.names import Names
-from tests.kit.usage import CHAT, FAILURES
+from tests.kit.usage import FAILURES
 from tests.redis_server import RedisServer
 
 

@@ -15,22 +15,9 @@ import pytest
 from gateway.config.sections.keys import hash_key
 from gateway.keys.issued import REVOKED
 from gateway.proxy.batches.batch_api import NEW_BATCH_BYTES_MAX
-from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
-from tests.gateway.live import MODEL, Starter, simulated, until
-from tests.kit.batching import (
-    CHAT,
-    OK,
-    TENANTS,
-    batching,
-    change,
-    client,
-    counts,
-    holding,
-    items_of,
-    jsonl,
-    line,
-    number_of,
-)
+from tests.gateway.capture import OK, Peer, Seen, Upstream, answer, replies
+from tests.gateway.live import CHAT, MODEL, Starter, simulated, until
+from tests.kit.batching import TENANTS, batching, change, client, counts, holding, items_of, jsonl, line, number_of
 from tests.kit.keys import note_key
 from tests.kit.served import config_file, served
 from tests.kit.usage import counted

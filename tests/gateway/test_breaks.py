@@ -13,19 +13,19 @@ import pytest
 
 from gateway.config.sections.keys import hash_key
 from gateway.pool.breaks import BREAKS_MIN, PACE_S, RECENT, TENANTS_MAX, WINDOW_S, Breaks
-from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token, usage_event
+from tests.gateway.capture import BEGUN, DONE, OK, STREAM, Peer, Seen, Upstream, answer, token
 from tests.gateway.live import CHAT, Live, Starter, chat, until
 from tests.kit.batching import TENANTS, client, is_over, jsonl, line
 from tests.kit.together import together
 from tests.waiting import eventually
 
-OK = answer(b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
-STREAM = STREAM_HEAD + chunk(token("a") + token("", "stop") + usage_event(1, 1) + DONE) + STREAM_END
+pytestmark = pytest.mark.usefixtures("quick_probes")
+
 Break = Callable[[Peer], Awaitable[None]]
 
 
 async def cut(peer: Peer) -> None:
-    await peer.send(STREAM_HEAD + chunk(token("a")))
+    await peer.send(BEGUN)
     peer.writer.close()
 
 
@@ -187,11 +187,6 @@ NAMES = ("alice", "bob", "carol", "dan")
 KEYS = [{"name": name, "keys": [hash_key(name)]} for name in NAMES]
 
 
-@pytest.fixture(autouse=True)
-def _probe_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.pool.pool.PROBE_INTERVAL_S", 0.02)
-
-
 def test_a_crash_is_one_incident_and_slows_down_nobody() -> None:
     breaks = Breaks()
     for _ in range(100):
@@ -246,9 +241,7 @@ async def test_an_engine_whose_answers_break_for_all_is_out_of_service(
             await asyncio.gather(*[live.ask(CHAT, chat(stream=True), key=name) for name in NAMES])
         assert in_service(live) == [False, True]
         assert len(sick.broken) < 3 * RECENT * len(NAMES)
-        assert {(await live.ask(CHAT, chat(stream=True), key=name)).body for name in NAMES} == {
-            token("a") + token("", "stop") + DONE
-        }
+        assert {(await live.ask(CHAT, chat(stream=True), key=name)).body for name in NAMES} == {token("a") + DONE}
 
 
 async def test_the_last_engine_stays_and_who_asks_for_what_breaks_is_slow(start: Starter) -> None:

@@ -8,14 +8,13 @@ from itertools import product
 
 import pytest
 
-from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
+from tests.gateway.capture import STREAM, Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import CHAT, Starter, chat
 from tests.http.http_raw import status_of
 from tests.waiting import until
 
 ENGINES = b"Access-Control-Allow-Origin: *", b"Access-Control-Allow-Credentials: true"  # as vLLM says by default
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}', *ENGINES)
-STREAM = STREAM_HEAD + chunk(token("a") + DONE) + STREAM_END
 HERE = "https://chat.example.com"
 ORIGIN = "access-control-allow-origin"
 

@@ -88,6 +88,7 @@ async def test_a_tokenizer_that_can_be_used(tmp_path: Path) -> None:
         ("state_file", "/proc/learned/learned.json", "no file can be made in /proc ("),
         ("state_file", "{tmp}/config.yaml/learned.json", "Not a directory"),
         ("state_file", "{tmp}", "it is a directory"),
+        ("usage", "{tmp}/config.yaml/usage.db", "Not a directory"),
     ],
 )
 async def test_a_file_that_cannot_be_written(tmp_path: Path, field: str, path: str, said: str) -> None:

@@ -16,9 +16,9 @@ import pytest
 from gateway.config.sections.keys import hash_key
 from gateway.process.gateway import Gateway
 from tests.commands import run, running
-from tests.gateway.capture import DONE, Upstream, replies, token
+from tests.gateway.capture import DONE, OK, Upstream, replies, token
 from tests.gateway.live import WAIT_S, Live, Starter, chat, events, until
-from tests.kit.served import OK, Streams, config_file, is_refused, serving, status_of_one
+from tests.kit.served import Streams, config_file, is_refused, serving, status_of_one
 from tests.ports import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "config.example.yaml"

@@ -13,7 +13,6 @@ import pytest
 
 from tests.gateway.capture import (
     DONE,
-    STREAM_END,
     STREAM_HEAD,
     Peer,
     Seen,
@@ -22,6 +21,7 @@ from tests.gateway.capture import (
     chunk,
     named,
     replies,
+    streamed,
     token,
 )
 from tests.gateway.live import Answer, Starter, chat, events, until
@@ -106,8 +106,8 @@ REFUSED_IN_STREAM = b'data: {"error":{"message":"no","code":400}}\n\n'
 NO_TOKENS: dict[str, bytes] = {
     "an answer without tokens": answer(b'{"choices":[],"usage":{"prompt_tokens":0,"completion_tokens":0}}'),
     "an empty object": answer(b"{}"),
-    "an error in the stream": STREAM_HEAD + chunk(REFUSED_IN_STREAM) + DONE + STREAM_END,
-    "a stream without tokens": STREAM_HEAD + DONE + STREAM_END,
+    "an error in the stream": streamed(REFUSED_IN_STREAM, DONE),
+    "a stream whose framing breaks": STREAM_HEAD + DONE,
     "a stream that breaks off": STREAM_HEAD,
     **{name: answer(body, status=status) for name, (status, body, _) in TROUBLE.items()},
     "a 413": answer(b"{}", status=b"413 Content Too Large"),
@@ -268,7 +268,7 @@ async def test_a_trace_inside_a_stream_is_an_error_of_ours(start: Starter) -> No
         for (path, (first, fault, last)), together in product(TRACED.items(), (True, False)):
             parts = [first, fault % json.dumps(TRACE).encode(), last]
             pieces = [b"".join(parts)] if together else parts
-            sent = STREAM_HEAD + b"".join(chunk(piece) for piece in pieces if piece) + STREAM_END
+            sent = streamed(*pieces)
             played = await on.play(path, Sent(sent), stream=True)
             assert (played.line["outcome"], played.tokens[1]) == ("failed", 1), path
             body = played.got.body

@@ -17,9 +17,9 @@ from gateway.config.sections.keys import hash_key, open_name
 from gateway.telemetry.logged import LogExcerpt
 from policies.admission.explanation import SHOWN_S_MIN
 from tests.commands import running
-from tests.gateway.live import MODEL, WAIT_S, Live, Starter, chat, simulated, until
+from tests.gateway.live import CHAT, MODEL, WAIT_S, Live, Starter, chat, simulated, until
 from tests.kit.access_logs import logged, write
-from tests.kit.overload import CHAT, full, question
+from tests.kit.overload import full, question
 from tests.ports import free_port
 
 SECRET = "patient 4711 has the flu"

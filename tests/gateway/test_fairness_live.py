@@ -9,10 +9,9 @@ import pytest
 
 from gateway.config.sections.keys import hash_key
 from policies.request import of_batch
-from tests.gateway.live import Live, Starter, chat, simulated, until
+from tests.gateway.live import CHAT, Live, Starter, chat, simulated, until
 from tests.gateway.load import tenants
 from tests.kit.floods import ASKED, Flood, ratio_of
-from tests.kit.usage import CHAT
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -13,10 +13,10 @@ from gateway.config.sections.keys import hash_key
 from gateway.pool.parts import parts_of
 from tests.commands import run
 from tests.gateway.capture import Upstream, replies
-from tests.gateway.live import Starter, chat, until
+from tests.gateway.live import CHAT, Starter, chat, until
 from tests.kit.batching import holding
 from tests.kit.served import config_file
-from tests.kit.usage import CHAT, OK
+from tests.kit.usage import OK
 
 GROUPS = [
     {"name": "science", "weight": 2, "guaranteed_share": 0.5}, {"name": "physics", "group": "science"},

@@ -1,13 +1,25 @@
-"""What clients have the gateway hold, and for how long, is what the config says."""
+"""What clients have the gateway hold, and for how long, is what the config says, and of what is over nothing stays."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
+
+from bench.bounds import ENDS, stream, whole
 from gateway.config.memory_bounds import MEMORY_MAX_LEAST, bounds_of
-from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
-from tests.gateway.live import CHAT, MODEL, Starter, chat, until
+from gateway.proxy.batches.stored_request import StoredRequest
+from gateway.proxy.exchange import Exchange
+from gateway.proxy.request_context import RequestContext
+from tests.gateway.capture import BEGUN, DONE, OK, STREAM_END, Peer, Seen, Upstream, answer, chunk, replies
+from tests.gateway.live import CHAT, MODEL, Live, Starter, chat, until
 from tests.http.http_raw import dripped
+from tests.kit.batching import TENANTS, client, counts, jsonl, line
+from tests.waiting import eventually
 
 BOUNDS = bounds_of(MEMORY_MAX_LEAST, 1)
 
@@ -25,7 +37,7 @@ async def test_a_body_counts_until_its_answer_begins(start: Starter) -> None:
 
     async def script(seen: Seen, peer: Peer) -> None:
         await begin.wait()
-        await peer.send(STREAM_HEAD + chunk(token("a")))
+        await peer.send(BEGUN)
         await end.wait()
         await peer.send(chunk(DONE) + STREAM_END)
 
@@ -65,12 +77,12 @@ async def test_answers_beyond_what_is_kept_are_relayed_as_they_come(start: Start
 
 # --- names that clients invent ---
 
-OK = answer(b'{"choices":[{"finish_reason":"tool_calls"}],"usage":{"prompt_tokens":7,"completion_tokens":2}}')
+CALLS = answer(b'{"choices":[{"finish_reason":"tool_calls"}],"usage":{"prompt_tokens":7,"completion_tokens":2}}')
 POOLS, ASKED, AT_ONCE = 20, 160, 20
 
 
 async def test_every_table_of_a_running_gateway_has_its_bound(start: Starter) -> None:
-    async with Upstream(replies(OK)) as upstream:
+    async with Upstream(replies(CALLS)) as upstream:
         backends = [{"url": f"{upstream.url}/{number}"} for number in range(2)]
         pools = [{"name": "first", "models": [MODEL], "backends": backends}]
         pools += [
@@ -104,3 +116,80 @@ async def test_every_table_of_a_running_gateway_has_its_bound(start: Starter) ->
             limits = live.server.limits
             assert (limits.bodies_bytes_max, limits.connections_max) == (bounds.bodies_bytes, bounds.connections)
             assert engine.limits.queue_bytes_max == bounds.queue_bytes
+
+
+# --- nothing of a request that is over waits for the cyclic collector, which looks at what is old almost never ---
+
+OF_A_REQUEST = (StoredRequest, RequestContext, Exchange)
+TIMES = 12
+
+
+@pytest.fixture(scope="module")
+def _frozen() -> Iterator[None]:
+    """What was there before is not looked through for each test."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def _uncollected(_frozen: None) -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def alive() -> Counter[str]:
+    """Objects of requests, by their class."""
+    return Counter([type(each).__name__ for each in gc.get_objects() if isinstance(each, OF_A_REQUEST)])
+
+
+async def is_little() -> bool:
+    """Connections and tables have the latest."""
+    return alive().total() < TIMES // 2
+
+
+async def script(seen: Seen, peer: Peer) -> None:
+    do = seen.body.split(b"do-")[1].split(b" ")[0].decode()
+    if do in ENDS:
+        await peer.send(stream(ENDS[do]))
+    elif do == "never":
+        await asyncio.Event().wait()
+    elif do != "closes":
+        await peer.send(whole("hi", "200 OK" if do == "whole" else "500 Internal Server Error"))
+    if do in ("cut", "closes"):
+        peer.writer.close()
+
+
+async def ask(live: Live, do: str) -> None:
+    """One after another; of `never` the client goes away as soon as an engine has the request."""
+    body = chat(f"do-{do} " + "x" * 10_000, stream=do in ENDS, model="none" if do == "unknown" else "simulated")
+    for _ in range(TIMES):
+        asked = asyncio.ensure_future(live.ask(CHAT, body))
+        if do == "never":
+            await until(lambda: live.engine.dispatched)
+            asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        await until(live.holds_nothing)
+
+
+@pytest.mark.usefixtures("_uncollected")
+@pytest.mark.parametrize("do", [*ENDS, "whole", "status", "closes", "unknown", "never"])
+async def test_of_a_request_nothing_stays(start: Starter, do: str) -> None:
+    async with Upstream(script) as upstream, start(upstream.url, tenants=TENANTS) as live:
+        await ask(live, do)
+        await eventually(is_little)
+
+
+@pytest.mark.usefixtures("_uncollected")
+async def test_of_a_line_of_a_batch_nothing_stays(start: Starter, tmp_path: Path) -> None:
+    async with (
+        Upstream(replies(OK)) as upstream,
+        start(upstream.url, tenants=TENANTS, usage=str(tmp_path / "u.db")) as live,
+        client(live.url) as api,
+    ):
+        done = await api.finished(jsonl(*map(line, range(TIMES))))
+        assert counts(done) == (TIMES, TIMES, 0)
+        await eventually(is_little)

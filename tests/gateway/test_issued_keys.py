@@ -62,7 +62,9 @@ def following(table: KeyTable, tenants: Sequence[TenantConfig] = TENANTS) -> Ite
     task.cancel()
 
 
-async def test_the_table_takes_so_many_keys_and_no_more(table: KeyTable, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_table_takes_so_many_keys_and_changes_in_one_step_or_not_at_all(
+    table: KeyTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gateway.keys.in_redis.KEYS_MAX", 3)
     monkeypatch.setattr("gateway.keys.in_database.KEYS_MAX", 3)
     assert await table.change_mark() is None
@@ -70,25 +72,13 @@ async def test_the_table_takes_so_many_keys_and_no_more(table: KeyTable, monkeyp
         await note_key(table, key_of(key), "alice")
     before = await table.change_mark()
     with pytest.raises(StoreRefused, match="holds 3 keys already"):
-        await note_key(table, key_of("d"), "alice")
+        await table.note({hash_key("d"): "x", hash_key("a"): "changed"})
+    assert [await table.entry(hash_key(key)) for key in "ad"] == [b'{"tenant":"alice"}', None]
     await table.note({hash_key("a"): REVOKED})  # is in it already
     assert await table.change_mark() not in (None, before)
-    assert [await table.entry(hash_key(key)) for key in "abd"] == [b"", b'{"tenant":"alice"}', None]
-    await table.note({hash_key("b"): None})
-    await note_key(table, key_of("d"), "bob")
+    await table.note({hash_key("d"): "x", hash_key("b"): None})
+    assert [await table.entry(hash_key(key)) for key in "abcd"] == [b"", None, b'{"tenant":"alice"}', b"x"]
     assert {key async for key, _ in table.entries()} == {hash_key(key).encode() for key in "acd"}
-
-
-async def test_entries_change_in_one_step_or_not_at_all(table: KeyTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.keys.in_redis.KEYS_MAX", 2)
-    monkeypatch.setattr("gateway.keys.in_database.KEYS_MAX", 2)
-    a, b, c = map(hash_key, "abc")
-    await table.note({a: "x", b: "y"})
-    with pytest.raises(StoreRefused):
-        await table.note({c: "z", a: "changed"})
-    assert [await table.entry(each) for each in (a, b, c)] == [b"x", b"y", None]
-    await table.note({c: "z", a: None, b: ""})
-    assert [await table.entry(each) for each in (a, b, c)] == [None, b"", b"z"]
 
 
 async def test_a_keyring_follows_every_table(table: KeyTable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk
+from tests.gateway.capture import DONE, Peer, Seen, Upstream, answer, streamed
 from tests.gateway.live import MODEL, Live, Starter
 
 # --- the sessions ---
@@ -129,7 +129,7 @@ VARIATIONS: dict[str, Vary] = {
 # --- through a gateway ---
 
 
-def streamed(whole: Any) -> bytes:
+def as_stream(whole: Any) -> bytes:
     """The same answer as a stream."""
     choice = whole["choices"][0]
     message = choice["message"]
@@ -138,7 +138,7 @@ def streamed(whole: Any) -> bytes:
     deltas += [{"content": word + " "} for word in (message.get("content") or "").split(" ") if word]
     deltas += [{"tool_calls": [call]} for call in calls]
     events = b"".join(_event(whole, delta, None) for delta in deltas) + _event(whole, {}, choice["finish_reason"])
-    return STREAM_HEAD + chunk(events + DONE) + STREAM_END
+    return streamed(events + DONE)
 
 
 def _event(whole: Any, delta: Any, finish: str | None) -> bytes:
@@ -180,7 +180,7 @@ async def sent(start: Starter) -> AsyncIterator[Sessions]:
 
     async def script(seen: Seen, peer: Peer) -> None:
         call = answers[seen.headers["x-call"]]
-        await peer.send(streamed(call.answer) if call.body.get("stream") else answer(json.dumps(call.answer).encode()))
+        await peer.send(as_stream(call.answer) if call.body.get("stream") else answer(json.dumps(call.answer).encode()))
 
     async with Upstream(script) as upstream, start(upstream.url) as live:
         yield Sessions(live, answers)

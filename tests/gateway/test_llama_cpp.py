@@ -18,6 +18,8 @@ from tests.kit.floods import Flood, answered, ratio_of
 from tests.llama_server import LlamaServer
 from tests.ports import free_port
 
+pytestmark = pytest.mark.usefixtures("quick_probes")
+
 SLOTS, CONTEXT = 6, 2048
 """The context of one slot."""
 
@@ -27,11 +29,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "simulated.gguf"
     make_model(path)
     return path
-
-
-@pytest.fixture(autouse=True)
-def _probe_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.pool.pool.PROBE_INTERVAL_S", 0.02)
 
 
 @asynccontextmanager

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 
 from gateway.config.sections.keys import hash_key
+from gateway.pool.dispatcher import Admitted
 from gateway.pool.pool import Pool
-from tests.gateway.capture import Peer, Seen, Upstream
+from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import CHAT, Answer, Live, Starter, chat, events, simulated, until
 from tests.kit.held import OK, Held
 
@@ -19,10 +20,7 @@ AUDIO = "/v1/audio/transcriptions"
 SOUND = b'--x\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\n\r\nRIFF\r\n'
 TENANTS = [{"name": name, "keys": [hash_key(name)]} for name in ("first", "alice", "bob")]
 QUOTA = {"requests_per_minute": 100, "tokens_per_minute": 10_000}
-
-
-async def answers(seen: Seen, peer: Peer) -> None:
-    await peer.send(OK)
+ANSWERS = replies(OK)
 
 
 def pools(large: str, small: str, **of_small: Any) -> list[dict[str, Any]]:
@@ -119,7 +117,7 @@ async def test_what_waits_when_the_engine_dies_is_answered(start: Starter, strea
 
 @pytest.mark.parametrize("size", [1, 400_000])
 async def test_the_engine_is_asked_as_by_an_arrival(start: Starter, size: int) -> None:
-    async with Upstream(answers) as small, waiting(start, small.url, Held()) as (live, _):
+    async with Upstream(ANSWERS) as small, waiting(start, small.url, Held()) as (live, _):
         body = chat("Hello", stream_options=None, padding="x" * size) | {"model": "big"}
         asked = await asks(live, "alice", body)
         drain(both(live)[0])
@@ -161,7 +159,7 @@ async def test_json_and_a_form_go_there_and_back_again(start: Starter) -> None:
 
 async def test_a_salt_is_there_where_the_other_pool_wants_one(start: Starter) -> None:
     for shared, salts in ((True, 0), (False, 1)):
-        async with Upstream(answers) as small, Upstream(Held()) as large:
+        async with Upstream(ANSWERS) as small, Upstream(Held()) as large:
             both_pools = pools(large.url, small.url, isolate_caches="never" if shared else "where_possible")
             both_pools[0]["isolate_caches"] = "where_possible" if shared else "never"
             async with start(pools=both_pools, tenants=TENANTS) as live:
@@ -174,7 +172,7 @@ async def test_a_salt_is_there_where_the_other_pool_wants_one(start: Starter) ->
 
 
 async def test_an_interaction_goes_on_uncut(start: Starter) -> None:
-    async with Upstream(answers) as small, waiting(start, small.url, Held()) as (live, _):
+    async with Upstream(ANSWERS) as small, waiting(start, small.url, Held()) as (live, _):
         interactions = live.gateway.shared.interactions
         assert interactions is not None
         drain(both(live)[0])
@@ -191,17 +189,25 @@ async def test_an_interaction_goes_on_uncut(start: Starter) -> None:
 
 
 async def test_two_that_name_each_other_do_not_pass_requests_to_and_fro(start: Starter) -> None:
-    async with Upstream(answers) as small, Upstream(Held()) as large:
-        named = pools(large.url, small.url, fallback="big")
+    async with Upstream(ANSWERS) as small, Upstream(Held()) as large:
+        # Else what waits without any engine is refused, as soon as the gateway looks for another pool.
+        named = [pool | {"start_s_max": 600} for pool in pools(large.url, small.url, fallback="big")]
         async with start(pools=named, tenants=TENANTS) as live:
             one, other = both(live)
             running = await asks(live, "first")
             asked = [await asks(live, "alice") for _ in range(5)]
+            strand, places = one.dispatcher.on_stranded, list[tuple[int, int]]()
+            assert strand is not None
+
+            def looked(waiting: Sequence[Admitted]) -> None:
+                strand(waiting)
+                places.append((queued(one), queued(other)))
+
+            one.dispatcher.on_stranded = looked
             drain(other)
             drain(one)
-            for _ in range(100):  # turns of the event loop, in which they would move if they could
-                await asyncio.sleep(0)
-                assert (queued(one), queued(other)) == (5, 0)
+            await until(lambda: len(places) >= 3 or queued(one) < 5)
+            assert set(places) == {(5, 0)}
             drain(other, False)
             assert {(await each).status for each in asked} == {200}
             assert len(small.requests) == 5

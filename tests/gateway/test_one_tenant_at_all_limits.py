@@ -13,8 +13,8 @@ import pytest
 
 from gateway.config.sections.keys import hash_key
 from tests.gateway.attacks import FLOOD, HOLD, Attack, Attacker, all_of, attacks
-from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token, usage_event
-from tests.gateway.live import MODEL, Live, Starter, chat, until
+from tests.gateway.capture import BEGUN, DONE, STREAM_END, Peer, Seen, Upstream, answer, chunk, token, usage_event
+from tests.gateway.live import CHAT, MODEL, Live, Starter, chat, until
 
 SLOTS, QUEUED, CONNECTIONS = 16, 30, 300
 FULL = QUEUED * 9 // 10
@@ -66,7 +66,7 @@ class Engine:
             await peer.send(answer(b'{"error":{"message":"no messages"}}', status=b"400 Bad Request"))
             return
         asked = messages[0]["content"] if messages else prompt
-        await peer.send(STREAM_HEAD + chunk(token("a")))
+        await peer.send(BEGUN)
         if asked.startswith(HOLD):
             go_on = asyncio.Event()
             if messages:
@@ -81,7 +81,6 @@ def waits(live: Live, tenant: str) -> bool:
     return any(request.flow.tenant == tenant for request in live.engine.requests.waiting.requests.values())
 
 
-PATH = "/v1/chat/completions"
 LASTING = ("slow readers", "half-sent bodies", "slow heads")
 
 
@@ -101,7 +100,7 @@ async def test_another_tenant_is_next_and_served_while_the_attack_is_held(
                         await until(lambda: not any(ledger.starting for ledger in live.engine.backends.values()))
                     before, ended = len(upstream.requests), [attacker.ended[name] for name in LASTING]
                     text = f"victim {number}"
-                    asking = asyncio.ensure_future(live.ask(PATH, chat(text, stream=True), key="victim"))
+                    asking = asyncio.ensure_future(live.ask(CHAT, chat(text, stream=True), key="victim"))
                     if "queue" in chosen:  # the engine is full: nobody has a place before one ends
                         await until(lambda asking=asking: waits(live, "victim") or asking.done())
                     while waits(live, "victim"):

@@ -30,8 +30,8 @@ from gateway.telemetry.ends import End
 from gateway.telemetry.recent_requests import MINUTE_S, RecentRequests
 from policies.queue.bounds import Waiting
 from tests.commands import run
-from tests.gateway.live import Starter, chat, simulated, until
-from tests.kit.overload import CHAT, full, question, seen, tenants
+from tests.gateway.live import CHAT, Starter, chat, simulated, until
+from tests.kit.overload import full, question, seen, tenants
 from tests.kit.served import config_file
 from tests.kit.tracing import end
 from tests.ports import free_port

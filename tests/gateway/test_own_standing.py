@@ -15,9 +15,9 @@ import pytest
 from gateway.config.sections.keys import hash_key
 from gateway.operator.self_service.own_page import PATH
 from tests.gateway.capture import Upstream, replies
-from tests.gateway.live import Answer, Live, Simulated, Starter, chat, simulated, until
+from tests.gateway.live import CHAT, Answer, Live, Simulated, Starter, chat, simulated, until
 from tests.kit.browser import CHROMIUM, expect, window
-from tests.kit.usage import CHAT, OK, written
+from tests.kit.usage import OK, written
 
 GROUPS = [{"name": "research", "guaranteed_share": 0.3, "max_running": 40}, {"name": "nlp", "group": "research"}]
 TENANTS: list[dict[str, Any]] = [

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.live import WAIT_S, Live, Starter, chat, simulated
+from tests.gateway.live import CHAT, WAIT_S, Live, Starter, chat, simulated
 from tests.kit.browser import CHROMIUM, expect, window
-from tests.kit.overload import CHAT, full, question, tenants
+from tests.kit.overload import full, question, tenants
 from tests.ports import free_port
 from tests.waiting import eventually
 

@@ -1,4 +1,4 @@
-"""What the client gets is what the engine wrote, as it wrote it."""
+"""What the client gets is what the engine wrote, as it wrote it; the official client works as against the engine."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 import json
 from typing import Any
 
+import openai
 import pytest
 
-from gateway.http.server import HttpServer
 from tests.gateway.capture import (
     DONE,
     STREAM_END,
@@ -21,10 +21,11 @@ from tests.gateway.capture import (
     messages_stream,
     replies,
     responses_stream,
+    streamed,
     token,
     usage_event,
 )
-from tests.gateway.live import MODEL, Starter, chat, simulated, until
+from tests.gateway.live import MODEL, Live, Starter, chat, simulated
 from tests.gateway.playbook import ASKED, QUEUED
 
 TOKENS = [token(""), token("Hel"), token("lo “there”, \\n"), token("", "stop")]
@@ -101,7 +102,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", OPTIONS)
 async def test_usage_is_asked_for_and_kept_from_who_did_not_ask(start: Starter, name: str) -> None:
     asked = OPTIONS[name].get("stream_options") or {}
-    sent = STREAM_HEAD + chunk(b"".join(TOKENS)) + chunk(USAGE + DONE) + STREAM_END
+    sent = streamed(b"".join(TOKENS), USAGE + DONE)
     async with Upstream(replies(sent)) as upstream, start(upstream.url, routes=NEW) as live:
         got = await live.ask("/v1/chat/completions", chat(stream=True, **OPTIONS[name]))
         [seen] = upstream.requests
@@ -117,7 +118,7 @@ async def test_nothing_is_added_to_a_stream_of_a_body_that_is_not_known(start: S
     opened = {"/v1/audio/speech": "compute", "/api/chat": "generate"}
     routes = [{"path": each, "treatment": treatment} for each, treatment in opened.items()]
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":3}}\n\n'
-    script = replies(STREAM_HEAD + chunk(TOKENS[1] + usage + DONE) + STREAM_END)
+    script = replies(streamed(TOKENS[1] + usage + DONE))
     body = {"model": MODEL, "stream": True, "input": "x", "padding": "x" * size}
     async with Upstream(script) as upstream, start(upstream.url, routes=routes) as live:
         for left_out in ("", "model") if path == "/api/chat" else ("",):
@@ -150,23 +151,6 @@ async def test_requests_that_need_no_engine_time_pass_a_full_queue(start: Starte
         await asyncio.gather(*flood, return_exceptions=True)
 
 
-async def test_an_answer_under_way_is_waited_for(start: Starter) -> None:
-    goes_on = asyncio.Event()
-
-    async def script(seen: Seen, peer: Peer) -> None:
-        await goes_on.wait()
-        await peer.send(answer(b"{}"))
-
-    async with Upstream(script) as upstream, start(upstream.url) as live:
-        asking = asyncio.ensure_future(live.ask("/tokenize", {"model": MODEL, "prompt": "Hello"}))
-        await until(lambda: upstream.requests)
-        server = HttpServer(live.server)
-        assert server.awaits_requests()
-        assert server.awaits_requests(has_begun=True)
-        goes_on.set()
-        assert (await asking).status == 200
-
-
 async def test_what_has_no_body_passes_with_its_query(start: Starter) -> None:
     routes = [{"path": "/v1/videos/*", "methods": ["GET"], "treatment": "pass"}]
     async with Upstream(replies(answer(b"[1, 2]"))) as upstream, start(upstream.url, routes=routes) as live:
@@ -197,3 +181,70 @@ async def test_models_of_all_pools_are_listed_and_asked_where_they_are(start: St
                 "b": two.url.removeprefix("http://"),
                 "c": two.url.removeprefix("http://"),
             }
+
+
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+
+
+def client(live: Live, key: str = "k") -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=live.url + "/v1", api_key=key, max_retries=0)
+
+
+async def test_every_api_that_it_knows(start: Starter) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url) as live, client(live) as api:
+        options: Any = {"extra_body": {"ignore_eos": True}, "max_tokens": 7, "model": MODEL, "messages": HELLO}
+        whole: Any = await api.chat.completions.create(**options)
+        assert whole.choices[0].message.content
+        assert whole.usage.completion_tokens == 7
+        assert whole._request_id.startswith("req_")
+        chunks = [chunk async for chunk in await api.chat.completions.create(stream=True, **options)]
+        assert sum(bool(each.choices[0].delta.content) for each in chunks) == 7
+        assert all(each.usage is None for each in chunks)
+        counted = await api.chat.completions.create(stream=True, stream_options={"include_usage": True}, **options)
+        last = [chunk async for chunk in counted][-1]
+        assert (last.choices, last.usage.completion_tokens) == ([], 7)
+        text = await api.completions.create(model=MODEL, prompt="Hello", max_tokens=5)
+        assert text.choices[0].text
+        vectors = await api.embeddings.create(model=MODEL, input=["a", "b"], encoding_format="float")
+        assert [len(each.embedding) for each in vectors.data] == [8, 8]
+        assert [card.id async for card in api.models.list()] == [MODEL]
+        response = await api.responses.create(model=MODEL, input="Hi", max_output_tokens=6)
+        assert response.usage is not None
+        assert response.output
+        stream = await api.responses.create(model=MODEL, input="Hi", max_output_tokens=6, stream=True)
+        events: list[Any] = [event async for event in stream]
+        assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+        assert events[-1].response.usage is not None
+
+
+async def test_the_error_classes(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, tenants=[{"name": "t"}]) as live:
+        key = live.gateway.minted_keys[0].key
+        async with client(live, key) as api, client(live, "wrong") as stranger:
+            with pytest.raises(openai.AuthenticationError) as unknown:
+                await stranger.completions.create(model=MODEL, prompt="x")
+            assert unknown.value.code == "invalid_api_key"
+            with pytest.raises(openai.NotFoundError) as missing:
+                await api.completions.create(model="gpt-9", prompt="x")
+            assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+            with pytest.raises(openai.BadRequestError) as bad:
+                await api.completions.create(model=MODEL, prompt="x", n=0)
+            assert (bad.value.code, bad.value.param) == ("invalid_request", "n")
+            assert bad.value.request_id
+            nonsense: Any = 5
+            with pytest.raises(openai.BadRequestError):
+                await api.chat.completions.create(model=MODEL, messages=nonsense)
+            with pytest.raises(openai.PermissionDeniedError):
+                await api.completions.create(model=MODEL, prompt="x", extra_headers={"x-fairgate-app": "forged"})
+            sim.faults.cut_body_next = 1
+            with pytest.raises(openai.InternalServerError) as broken:
+                await api.completions.create(model=MODEL, prompt="x")
+            assert broken.value.code == "backend_failed"
+            sim.faults.truncate_after_events = 10
+            streams: list[Any] = [
+                await api.chat.completions.create(model=MODEL, messages=HELLO, stream=True, max_tokens=90),
+                await api.responses.create(model=MODEL, input="x", stream=True, max_output_tokens=90),
+            ]
+            for stream in streams:
+                with pytest.raises(openai.APIError, match="broke off"):
+                    [_ async for _ in stream]

@@ -14,6 +14,7 @@ import pytest
 from gateway.proxy.relay import Ending
 from tests.backends.corpus import ILL_FRAMED, TRUNCATED
 from tests.gateway.capture import (
+    BEGUN,
     DONE,
     STREAM_END,
     STREAM_HEAD,
@@ -22,6 +23,7 @@ from tests.gateway.capture import (
     messages_stream,
     named,
     responses_stream,
+    streamed,
     token,
     usage_event,
 )
@@ -238,7 +240,7 @@ async def test_how_a_format_that_is_not_known_ends_is_not_known_either(start: St
             played = await on.play("/v1/completions", stream(sent), stream=True)
             assert (played.end, played.tokens[1], played.got.body) == ((200, *COMPLETED), 3, sent), first
         for first in (0, 2):  # among events that are known it makes the stream no other
-            sent = Sent(STREAM_HEAD + chunk(FOREIGN[first]) + chunk(token("a") * 3) + STREAM_END)
+            sent = Sent(streamed(FOREIGN[first], token("a") * 3))
             played = await on.play("/v1/chat/completions", sent, stream=True)
             assert played.end == (200, *FAILED)
             assert played.got.body.startswith(FOREIGN[first] + token("a") * 3)
@@ -322,6 +324,6 @@ async def test_an_engine_that_falls_silent_is_given_up(start: Starter) -> None:
             played = await on.play(path, Sent(b""))
             assert played.end == (504, "failed", "backend_timeout"), path
             assert played.got.error["code"] == "backend_timeout", path
-        played = await on.play("/v1/chat/completions", Sent(STREAM_HEAD + chunk(token("a"))), stream=True)
+        played = await on.play("/v1/chat/completions", Sent(BEGUN), stream=True)
         assert (played.end, played.tokens[1]) == ((200, "failed", "backend_timeout"), 1)
         assert events(played.got.body)[-1]["error"]["code"] == "backend_timeout"

@@ -12,7 +12,7 @@ import pytest
 
 from backends.simulated.simulated_server import SimulatedServer
 from gateway.config.sections.keys import hash_key
-from gateway.request.apis import AUDIO, CHAT
+from gateway.request import apis
 from gateway.request.body.form import read_form
 from gateway.request.body.payload import read_json
 from gateway.request.prefix_hashes import BLOCK_BYTES, BLOCKS_MAX, prefix_hashes
@@ -21,7 +21,7 @@ from gateway.storage.redis.redis_store import pool_key
 from policies.replicas.messages import PrefixReport
 from policies.replicas.prefixes import VERSION
 from tests.gateway.capture import Upstream, answer, replies
-from tests.gateway.live import MODEL, SMALL, WAIT_S, Live, Starter, chat, long_chat, simulated, until
+from tests.gateway.live import CHAT, MODEL, SMALL, WAIT_S, Live, Starter, chat, long_chat, simulated, until
 from tests.kit.forms import FORM, UPLOAD
 from tests.kit.pairs import pair
 from tests.kit.turns import ask, cached_in_turns, index_of, text
@@ -42,7 +42,7 @@ async def cached_tokens(
 ) -> int | None:
     """Ask about a document; how many prompt tokens its tenant was not charged for, as the engine reported."""
     body = chat(f"{document} {question}", max_tokens=4, **fields)
-    answer = await live.ask("/v1/chat/completions", body, key=f"key-of-{tenant}")
+    answer = await live.ask(CHAT, body, key=f"key-of-{tenant}")
     assert answer.status == 200
     service = live.charged[answer.headers["x-request-id"]]
     assert 0 < service.output <= 4
@@ -100,11 +100,11 @@ async def test_the_index_knows_whose_prompt_it_is_where_an_engine_does(
         policy="dlpm",
     ) as live:
         pool = live.gateway.pools[0]
-        payload = read_json(json.dumps(chat(DOCUMENT)).encode(), CHAT)
+        payload = read_json(json.dumps(chat(DOCUMENT)).encode(), apis.CHAT)
         one, other = pool.prefix_of(payload, "one"), pool.prefix_of(payload, "other")
         assert one
         assert set(one).isdisjoint(other) if apart else one == other
-        assert pool.prefix_of(read_form(UPLOAD, FORM.encode(), AUDIO), "one") == ()  # not all clips are alike
+        assert pool.prefix_of(read_form(UPLOAD, FORM.encode(), apis.AUDIO), "one") == ()  # not all clips are alike
 
 
 async def test_an_interrupted_answer_is_charged_by_the_estimate(start: Starter) -> None:
@@ -114,7 +114,7 @@ async def test_an_interrupted_answer_is_charged_by_the_estimate(start: Starter) 
         assert prefixes is not None
         known = len(prefixes)
         body = chat(f"{DOCUMENT} 2?", stream=True, max_tokens=1000, ignore_eos=True)
-        async with live.post("/v1/chat/completions", body, key="key-of-one") as response:
+        async with live.post(CHAT, body, key="key-of-one") as response:
             request_id = response.headers["x-request-id"]
             await response.content.readany()
         await until(live.holds_nothing)
@@ -142,13 +142,10 @@ def test_a_block_s_hash_stands_for_all_before_it_and_blocks_of_long_prompts_are_
 # --- where a request went and why ---
 
 
-PATH = "/v1/chat/completions"
-
-
 async def asked_about(live: Live, question: str) -> dict[str, Any]:
     """Ask about the document; the line of the log."""
     before = live.log.read_bytes().count(b"\n") if live.log.exists() else 0
-    got = await live.ask(PATH, chat(f"{DOCUMENT} {question}", max_tokens=4))
+    got = await live.ask(CHAT, chat(f"{DOCUMENT} {question}", max_tokens=4))
     assert got.status == 200
     line = (await live.lines(before + 1))[-1]
     assert line["request_id"] == got.headers["x-request-id"]
@@ -185,7 +182,7 @@ async def test_the_log_explain_and_metrics_say_where_a_request_went_why_and_what
             "wrong": sum(abs(line["tokens_cached_expected"] - line["tokens_cached"]) for line in lines),
         }
         assert counted["wrong"] > 0, "blocks do not end where the engine's end"
-        refused = await live.ask(PATH, chat(n=0))
+        refused = await live.ask(CHAT, chat(n=0))
         assert refused.status == 400
         line = (await live.lines(4))[-1]
         assert (line["backend"], line["placed"], line["tokens_cached_expected"]) == ("", "", 0)
@@ -220,11 +217,11 @@ async def test_an_answer_that_does_not_say_what_was_cached_counts_as_wrong(start
 async def test_requests_go_where_their_adapter_runs(start: Starter) -> None:
     served: dict[str, Any] = {"models": (MODEL, "lora"), "adapters": ("lora",)}
     async with simulated(**served) as one, simulated(**served) as two, start(one.url, two.url) as live:
-        async with live.post(PATH, {**long_chat(), "model": "lora"}) as running:
+        async with live.post(CHAT, {**long_chat(), "model": "lora"}) as running:
             await running.content.readany()
             for number in range(12):
                 body = {**chat(f"{number}? {DOCUMENT}", max_tokens=2), "model": "lora"}
-                assert (await live.ask(PATH, body)).status == 200
+                assert (await live.ask(CHAT, body)).status == 200
             lines = await live.lines(12)
             [home] = [name for name, ledger in live.engine.backends.items() if ledger.adapters]
             assert {line["backend"] for line in lines} == {home}

@@ -12,9 +12,7 @@ import pytest
 from gateway.pool.learned import LearnedFile
 from gateway.telemetry.background import OperationalError
 from policies.admission import takeover
-from tests.gateway.live import Live, Starter, chat, simulated
-
-CHAT = "/v1/chat/completions"
+from tests.gateway.live import CHAT, Live, Starter, chat, simulated
 
 
 def learned(live: Live) -> Any:

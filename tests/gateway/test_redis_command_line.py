@@ -16,9 +16,9 @@ from gateway.config.sections.keys import hash_key, new_key
 from gateway.keys.in_redis import TABLE
 from gateway.storage.redis.redis_store import LAYOUT
 from tests.commands import run
-from tests.gateway.capture import Upstream, replies
+from tests.gateway.capture import OK, Upstream, replies
 from tests.gateway.live import MODEL
-from tests.kit.served import OK, Served, config_file, served
+from tests.kit.served import Served, config_file, served
 from tests.ports import free_port
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
@@ -172,12 +172,9 @@ MAKE = ("create", "--tenant", "bob", "-c", "{config}")
         ),
         (("create", "--expires", "2099-01-31"), "--label, --class, --quota need -c FILE; in the file"),
         ((*MAKE, "--expires", "soon"), "--expires: should be a day such as"),
-        ((*MAKE, "--expires", "2001-01-31"), "--expires: 2001-01-31 is past"),
-        ((*MAKE, "--model", "a b"), "--model: should be 1 to 128 characters"),
         ((*MAKE, "--model", "b"), "--model: no pool serves 'b'; there are: a. Name a new one under `models`"),
         ((*MAKE, "--app", "cat"), "--app: the config has no app 'cat' under `apps`; there are: chat, default."),
         ((*MAKE, "--quota", "{{"), "--quota: should be JSON such as"),
-        ((*MAKE, "--quota", '{{"tokens_per_day": 0}}'), "tokens_per_day: Input should be"),
         (("revoke", "fg-key", "-c", "{config}"), "give the key itself on standard input"),
         (("revoke", "-c", "{config}"), "no key or hash on standard input"),
         (("revoke", hash_key("x")), "Missing option '-c'"),

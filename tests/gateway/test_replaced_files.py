@@ -28,10 +28,10 @@ from gateway.usage.database import Database
 from tests.certificates import Authority
 from tests.commands import run
 from tests.gateway.capture import Upstream, replies
-from tests.gateway.live import Live, Starter, chat, simulated, until
+from tests.gateway.live import CHAT, Live, Starter, chat, simulated, until
 from tests.kit.keys import NAMED, TENANTS, admin, answers, issuing, made, revoked
 from tests.kit.served import config_file
-from tests.kit.usage import CHAT, FAILURES, OK, counted, database_at, written
+from tests.kit.usage import FAILURES, OK, counted, database_at, written
 from tests.waiting import eventually
 
 

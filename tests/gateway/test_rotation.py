@@ -17,24 +17,10 @@ from gateway.keys.in_database import DatabaseKeys
 from gateway.keys.issuance import KeyRefused, moment, rotate, seconds_of
 from gateway.keys.issued import entry, read_entry
 from tests.commands import run, running
-from tests.gateway.capture import Upstream, replies
-from tests.gateway.live import MODEL, Live, Starter, chat
-from tests.kit.keys import (
-    MOMENT,
-    NAMED,
-    OK,
-    TENANTS,
-    answers,
-    database_at,
-    issuing,
-    listed,
-    made,
-    note_key,
-    revoked,
-    rotated,
-)
+from tests.gateway.capture import OK, Upstream, replies
+from tests.gateway.live import CHAT, MODEL, Live, Starter, chat
+from tests.kit.keys import MOMENT, NAMED, TENANTS, answers, database_at, issuing, listed, made, revoked, rotated
 from tests.kit.served import config_file
-from tests.kit.usage import CHAT
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
 
@@ -107,7 +93,7 @@ async def test_an_old_key_ends_after_its_grace_or_when_it_would_have(
     config = start.config("http://127.0.0.1:1", tenants=TENANTS)
     async with database_at(str(start.directory / "usage.db")) as database:
         table = DatabaseKeys(database)
-        await note_key(table, KeyConfig(hash=hash_key("k"), expires=expires, label="x"), "bob")
+        await table.note({hash_key("k"): entry("bob", KeyConfig(hash=hash_key("k"), expires=expires, label="x"))})
         tenant, new = await rotate(
             table, config, hash_key("k"), hash_key("n"), unix_s=NOW, grace_s=60, expires="9000-01-31"
         )

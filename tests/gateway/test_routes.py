@@ -15,12 +15,11 @@ from gateway.config.paths import KNOWN_PATHS, MANAGEMENT
 from gateway.config.sections.keys import hash_key
 from gateway.http.errors import ApiError
 from gateway.request.routes import RouteKind, Routes
-from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
-from tests.gateway.live import MODEL, Answer, Starter, chat, raw_exchange, until
-from tests.http.http_raw import status_of
+from tests.gateway.capture import OK, Peer, Seen, Upstream, answer, replies
+from tests.gateway.live import MODEL, Answer, Starter, chat, until
+from tests.http.http_raw import exchange, status_of
 
 APIS = Path(__file__).parents[2] / "docs/apis.md"
-OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
 BODY = json.dumps(chat()).encode()
 TENANTS = [{"name": "t", "keys": [hash_key("known")]}, {"name": "u", "keys": [hash_key("other")]}]
 
@@ -99,11 +98,11 @@ async def test_the_root_says_what_is_here_and_a_websocket_is_told_to_ask_over_ht
             head % b"Upgrade, close"
             + b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: A==\r\n\r\n"
         )
-        got_raw = await raw_exchange(live.gateway.port, probe)
+        got_raw = await exchange(live.gateway.port, probe)
         assert status_of(got_raw) == 426
         assert b"\r\nupgrade:" not in got_raw.lower()
         assert json.loads(got_raw.partition(b"\r\n\r\n")[2])["error"]["code"] == "upgrade_required"
-        assert status_of(await raw_exchange(live.gateway.port, head % b"close" + b"\r\n")) == 405
+        assert status_of(await exchange(live.gateway.port, head % b"close" + b"\r\n")) == 405
         assert upstream.requests == []
 
 
@@ -114,7 +113,7 @@ async def test_what_manages_an_engine_never_passes_however_it_is_written(start: 
             ways = [path, path.upper(), encoded, *(way.replace("{}", path) for way in DISGUISES)]
             for way in ways:
                 for method in ("POST", "GET"):
-                    got = await raw_exchange(live.gateway.port, raw(method, way, BODY if method != "GET" else b""))
+                    got = await exchange(live.gateway.port, raw(method, way, BODY if method != "GET" else b""))
                     assert status_of(got) in (400, 404, 405), (method, way, got)
         assert upstream.requests == []
         assert live.holds_nothing()
@@ -132,7 +131,7 @@ ABNORMAL = [
 async def test_a_path_that_is_not_normal_is_refused_and_says_so(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=TENANTS) as live:
         for number, path in enumerate(ABNORMAL, 1):
-            got = await raw_exchange(live.gateway.port, raw("POST", path))
+            got = await exchange(live.gateway.port, raw("POST", path))
             assert status_of(got) == 400, path
             error = json.loads(got.partition(b"\r\n\r\n")[2])["error"]
             assert error["code"] == "invalid_path", path
@@ -145,7 +144,7 @@ async def test_no_other_method_passes(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=TENANTS) as live:
         for path in ["/v1/chat/completions", "/v1/responses", "/tokenize"]:
             for method in ["PUT", "PATCH", "DELETE", "TRACE", "PROPFIND", "LOCK", "SOURCE", "QUERY"]:
-                got = await raw_exchange(live.gateway.port, raw(method, path))
+                got = await exchange(live.gateway.port, raw(method, path))
                 assert status_of(got) in (405, 501), (path, method)
                 if status_of(got) == 405:
                     assert b"\r\nallow: POST, OPTIONS\r\n" in got, (path, method)
@@ -200,17 +199,17 @@ async def test_what_the_config_names_passes_as_it_says(start: Starter) -> None:
             ("POST", "/v1/images/generations"),
         ):
             body = BODY if method == "POST" else b""
-            assert status_of(await raw_exchange(live.gateway.port, raw(method, path, body))) == 200, path
+            assert status_of(await exchange(live.gateway.port, raw(method, path, body))) == 200, path
         assert len(upstream.requests) == 6
         lines = await live.lines(6)
         admitted = {line["path"] for line in lines if line["policy"]}
         assert admitted == {"/v1/something/new", "/v1/images/generations"}
         for method, path in (("POST", "/v1/videos/v-1"), ("DELETE", "/v1/videos/v1/remix")):
-            assert status_of(await raw_exchange(live.gateway.port, raw(method, path))) == 405
+            assert status_of(await exchange(live.gateway.port, raw(method, path))) == 405
         for path in ("/v1/batches//cancel", "/v1/batches/../cancel", "/v1/batches/a%2fb/cancel"):
-            assert status_of(await raw_exchange(live.gateway.port, raw("POST", path))) == 400
+            assert status_of(await exchange(live.gateway.port, raw("POST", path))) == 400
         for path in ("/v1/batches/a/b/cancel", "/v1/load_lora_adapter"):  # a star is one step, and no way to these
-            assert status_of(await raw_exchange(live.gateway.port, raw("POST", path))) == 404
+            assert status_of(await exchange(live.gateway.port, raw("POST", path))) == 404
         assert len(upstream.requests) == 6
 
 

@@ -25,9 +25,9 @@ from gateway.http.errors import ApiError
 from gateway.keys import issuers
 from gateway.keys.identity import Keyring
 from tests.gateway.capture import Upstream, replies
-from tests.gateway.live import Answer, Live, Starter, chat
+from tests.gateway.live import CHAT, Answer, Live, Starter, chat
 from tests.kit.held import Held, one_at_a_time
-from tests.kit.usage import CHAT, OK
+from tests.kit.usage import OK
 from tests.waiting import until
 
 TENANTS = [{"name": "physics", "weight": 3.0}, {"name": "chemistry"}]

@@ -16,10 +16,10 @@ import pytest
 from gateway.process.stderr_log import StderrLog
 from gateway.telemetry import log_writer
 from tests.commands import FAIRGATE
-from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
+from tests.gateway.capture import OK, Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import WAIT_S, chat, until
 from tests.kit.pipes import Pipe, piped
-from tests.kit.served import OK, config_file, status_of_one
+from tests.kit.served import config_file, status_of_one
 from tests.kit.terminals import Terminal, on_terminal
 
 

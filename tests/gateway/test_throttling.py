@@ -8,8 +8,8 @@ from typing import Any
 import openai
 
 from tests.gateway.capture import Peer, Seen, Upstream, answer
-from tests.gateway.live import MODEL, Starter, chat, simulated, until
-from tests.kit.overload import CHAT, RESULT, full, is_overloaded, question, tenants, turn
+from tests.gateway.live import CHAT, MODEL, Starter, chat, simulated, until
+from tests.kit.overload import RESULT, full, is_overloaded, question, tenants, turn
 
 
 async def test_a_start_beyond_the_limit_is_refused_and_calls_inside_are_not(start: Starter) -> None:

@@ -25,12 +25,10 @@ import gateway.http.tls.certificates
 from gateway.http.connection import Connection
 from tests.certificates import Authority
 from tests.commands import running
-from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
-from tests.gateway.live import WAIT_S, Live, Starter, chat, long_chat, raw_exchange, simulated, until
-from tests.kit.served import config_file
-
-CHAT = "/v1/chat/completions"
-OK = answer(b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
+from tests.gateway.capture import DONE, OK, Peer, Seen, Upstream, answer, replies, token
+from tests.gateway.live import CHAT, WAIT_S, Live, Starter, chat, long_chat, simulated, until
+from tests.http.http_raw import exchange
+from tests.kit.served import Streams, config_file
 
 
 class Tls(NamedTuple):
@@ -217,10 +215,10 @@ async def test_who_does_not_agree_on_tls_is_closed_and_counted_and_who_only_knoc
         await until(lambda: len(live.server.connections) == 1)
         knocking.close()
         await until(lambda: len(live.server.connections) == 0)
-        plain = await raw_exchange(live.gateway.port, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        plain = await exchange(live.gateway.port, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"HTTP" not in plain
         hello_without_end = b"\x16\x03\x01\x02\x00\x01"
-        assert await raw_exchange(live.gateway.port, hello_without_end) == b""
+        assert await exchange(live.gateway.port, hello_without_end) == b""
         lines = await live.lines(2)
         assert [line["reason"] for line in lines] == ["malformed_http", "client_too_slow"]
         assert {(line["outcome"], line["client"]) for line in lines} == {("refused", "127.0.0.1")}
@@ -273,15 +271,9 @@ async def test_a_new_certificate_is_shown_without_a_broken_stream(
 ) -> None:
     monkeypatch.setattr(gateway.http.tls.certificates, "LOOK_S", 0.01)
     first, second = authority.sign("first"), authority.sign("second")
-    files, go_on = Files(tmp_path), asyncio.Event()
+    files, engine = Files(tmp_path), Streams()
     files.hold(first)
-
-    async def script(seen: Seen, peer: Peer) -> None:
-        await peer.send(STREAM_HEAD + chunk(token("a")))
-        await go_on.wait()
-        await peer.send(chunk(token("b") + DONE) + STREAM_END)
-
-    async with Upstream(script) as upstream:
+    async with Upstream(engine) as upstream:
         async with start(upstream.url, tls=files.section, trusting=authority.client()) as live:
             assert await shown(live, authority) == fingerprint(first[0])
             async with live.post(CHAT, chat(stream=True)) as response:
@@ -290,8 +282,8 @@ async def test_a_new_certificate_is_shown_without_a_broken_stream(
                 async with asyncio.timeout(WAIT_S):
                     while await shown(live, authority) != fingerprint(second[0]):
                         pass
-                go_on.set()
-                assert await response.content.read() == token("b") + DONE
+                engine.go_on.set()
+                assert await response.content.read() == token("b", "stop") + DONE
 
 
 async def test_a_pair_that_cannot_be_used_changes_nothing_and_is_named(

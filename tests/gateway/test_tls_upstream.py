@@ -11,11 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.certificates import Authority
-from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Upstream, answer, chunk, replies, token
-from tests.gateway.live import Starter, chat
-
-OK = answer(b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
-CHAT = "/v1/chat/completions"
+from tests.gateway.capture import DONE, OK, STREAM, Upstream, replies, token
+from tests.gateway.live import CHAT, Starter, chat
 
 
 def pools(url: str, tls: dict[str, Any]) -> list[dict[str, Any]]:
@@ -23,8 +20,7 @@ def pools(url: str, tls: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 async def test_requests_probes_models_and_metrics_go_over_tls(start: Starter, authority: Authority) -> None:
-    stream = STREAM_HEAD + chunk(token("a") + DONE) + STREAM_END
-    async with Upstream(replies(stream), ssl=authority.server()) as upstream:
+    async with Upstream(replies(STREAM), ssl=authority.server()) as upstream:
         assert upstream.url.startswith("https://")
         async with start(pools=pools(upstream.url, {"ca_file": authority.ca})) as live:
             assert [card["id"] for card in (await live.get("/v1/models")).json["data"]] == ["simulated"]

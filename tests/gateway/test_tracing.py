@@ -21,12 +21,12 @@ from gateway.telemetry import span_export
 from gateway.telemetry.trace import Sampler
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, long_chat, simulated, until
+from tests.kit.usage import OK
 from tests.ports import free_port
 from tests.waiting import WAIT_S
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 RECORDED, NOT_RECORDED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
-OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}')
 CONVENTIONS = {
     value
     for module in (client_attributes, error_attributes, gen_ai_attributes, server_attributes, url_attributes)

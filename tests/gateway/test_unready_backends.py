@@ -18,17 +18,12 @@ from backends.simulated.engine_model import EngineModel, EngineRequest
 from backends.simulated.simulated_server import render
 from gateway.pool.backend import Backend
 from tests.gateway.capture import Seen, Upstream, answer, replies
-from tests.gateway.live import MODEL, SMALL, Live, Simulated, Starter, chat, long_chat, simulated, until
+from tests.gateway.live import CHAT, MODEL, SMALL, Live, Simulated, Starter, chat, long_chat, simulated, until
 from tests.gateway.load import tenants
 from tests.kit.together import together
 from tests.ports import free_port
 
-CHAT = "/v1/chat/completions"
-
-
-@pytest.fixture(autouse=True)
-def _probe_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.pool.pool.PROBE_INTERVAL_S", 0.02)
+pytestmark = pytest.mark.usefixtures("quick_probes")
 
 
 def nobody() -> list[dict[str, str]]:

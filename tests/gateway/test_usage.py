@@ -27,12 +27,12 @@ from gateway.usage.counts import OTHER_USERS, OTHERS, UsageCounts, UsageTotals
 from gateway.usage.written import Batch, add, forget
 from policies.request import Flow, Request, ServiceTokens
 from tests.gateway.capture import Upstream, replies
-from tests.gateway.live import MODEL, Live, Starter, chat, simulated, until
+from tests.gateway.live import CHAT, MODEL, Live, Starter, chat, simulated, until
 from tests.kit import keys
-from tests.kit.batching import client, counts, is_over, jsonl, made, when
+from tests.kit.batching import client, counts, jsonl
 from tests.kit.batching import line as asked_line
 from tests.kit.served import config_file, served
-from tests.kit.usage import CHAT, OK, TENANTS, counted, database_at, requests_in, written
+from tests.kit.usage import OK, TENANTS, counted, database_at, requests_in, written
 from tests.postgres_server import PostgresServer, pooled
 from tests.records import record_of
 
@@ -324,7 +324,7 @@ async def test_usage_keys_and_batches_of_two_gateways_behind_a_pooler(start: Sta
                 for _ in range(50):
                     assert (await live.ask(CHAT, chat())).status == 200
             async with client(one.url) as api:
-                done = await when(api, (await made(api, jsonl(*map(asked_line, range(20))))).id, is_over)
+                done = await api.finished(jsonl(*map(asked_line, range(20))))
                 assert (done.status, counts(done)) == ("completed", (20, 20, 0))
             for live in (one, two):
                 await written(live)

@@ -7,9 +7,8 @@ from itertools import product
 from typing import Any
 
 from tests.gateway.capture import DONE, answer, messages_stream, named, token
-from tests.gateway.live import Starter
+from tests.gateway.live import CHAT, Starter
 from tests.gateway.playbook import Sent, Stage, stage, stream
-from tests.kit.usage import CHAT
 
 CONTEXT = 4096
 WORDS = [{"role": "user", "content": "word " * 40}]

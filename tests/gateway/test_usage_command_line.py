@@ -19,9 +19,9 @@ from gateway.usage.usage_report import InvalidUsageQuery, UsageQuery, read
 from gateway.usage.written import Batch, add
 from tests.commands import run
 from tests.gateway.capture import Upstream, replies
-from tests.gateway.live import MODEL, Starter, chat
+from tests.gateway.live import CHAT, MODEL, Starter, chat
 from tests.kit.served import config_file
-from tests.kit.usage import CHAT, OK, database_at, written
+from tests.kit.usage import OK, database_at, written
 
 NOW = datetime(2027, 2, 3, 14, 30, tzinfo=UTC)
 NOWHERE = "http://127.0.0.1:1"
@@ -197,14 +197,6 @@ async def test_what_the_command_cannot_do(tmp_path: Path, arguments: tuple[str, 
     assert said in errors
     assert "hunter2" not in errors
     assert not (tmp_path / "none.db").exists()
-
-
-async def test_check_says_where_no_file_can_be(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    code, _, errors = await run("check", config_file(tmp_path, NOWHERE, usage=str(tmp_path / "file" / "usage.db")))
-    assert (code, "usage: cannot be written" in errors) == (2, True)
-    code, _, _ = await run("check", config_file(tmp_path, NOWHERE, usage=str(tmp_path / "made" / "usage.db")))
-    assert (code, (tmp_path / "made").exists()) == (0, False)
 
 
 def test_nobody_needs_to_be_in_the_file_where_keys_can_be_made(start: Starter) -> None:

@@ -30,10 +30,11 @@ from policies.limits.quotas import DAY_S, Quota, Quotas, UsageBucket
 from policies.request import Limit, Refusal, ServiceTokens
 from tests.commands import run
 from tests.gateway.capture import Peer, Seen, Upstream, replies
-from tests.gateway.live import MODEL, Live, Starter, chat, until
+from tests.gateway.live import CHAT, MODEL, Live, Starter, chat, until
+from tests.kit.held import Held
 from tests.kit.pairs import pair
 from tests.kit.served import config_file
-from tests.kit.usage import CHAT, OK, TENANTS, database_at, written
+from tests.kit.usage import OK, TENANTS, database_at, written
 from tests.postgres_server import PostgresServer
 
 
@@ -205,23 +206,18 @@ async def test_what_was_used_in_a_month_goes_on(start: Starter, now_day: float) 
 
 
 async def test_seconds_at_engines_are_a_limit_and_go_on_after_a_restart(start: Starter, usage_url: str) -> None:
-    ahead_s, may_end = [0.0], asyncio.Event()
-
-    async def script(seen: Seen, peer: Peer) -> None:
-        await may_end.wait()
-        await peer.send(OK)
-
+    ahead_s, engine = [0.0], Held(OK)
     groups = [{"name": "team", "quota": {"engine_seconds_per_day": 10}}]
     fields: dict[str, Any] = {
         "tenants": [TENANTS[0] | {"group": "team"}, *TENANTS[1:]], "groups": groups, "usage": usage_url,
     }  # fmt: skip
-    async with Upstream(script) as upstream:
+    async with Upstream(engine) as upstream:
         async with start(upstream.url, **fields) as live:
             live.gateway.pools[0].dispatcher.clock = lambda: time.monotonic() + ahead_s[0]
             asked = asyncio.ensure_future(live.ask(CHAT, chat()))
             await until(lambda: len(upstream.requests) == 1)
             ahead_s[0] = 20.0
-            may_end.set()
+            engine.may.set()
             got = await asked
             assert got.status == 200
             assert "x-ratelimit-limit-requests" not in got.headers

@@ -27,7 +27,7 @@ from gateway.config.model import Config
 from gateway.process.supervisor import share_of
 from tests.commands import Running, run, running
 from tests.gateway.capture import Upstream
-from tests.gateway.live import SMALL, Answer, Simulated, chat, simulated, until
+from tests.gateway.live import CHAT, SMALL, Answer, Simulated, chat, simulated, until
 from tests.gateway.load import tenants
 from tests.kit.floods import Flood, answered, ratio_of
 from tests.kit.served import Streams, config_file
@@ -186,7 +186,6 @@ def test_auto_is_a_worker_for_each_core_that_may_be_used(
 # --- several workers are one gateway, whatever worker a connection comes to ---
 
 
-CHAT = "/v1/chat/completions"
 OUTPUT_TOKENS = 5
 ENGINE = replace(SMALL, base_s=2e-2)
 """Slow enough that it is short of slots, not this process of time."""

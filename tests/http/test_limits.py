@@ -11,19 +11,8 @@ from gateway.http.addresses import TrustedProxies
 from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.http.server_limits import ServerLimits
-from tests.http.http_raw import (
-    CHUNKED,
-    POST,
-    account_of,
-    echo,
-    read_answer,
-    refusal,
-    send,
-    serving,
-    statuses_of,
-    until,
-    wait,
-)
+from tests.http.http_raw import CHUNKED, POST, account_of, echo, read_answer, refusal, send, serving, statuses_of, wait
+from tests.waiting import until
 
 
 async def test_a_body_announced_too_large_is_refused_while_the_client_still_sends() -> None:

@@ -1,4 +1,4 @@
-"""What was asked is read the same in every form of it."""
+"""A request is read alike in every form of it, and refused before its body where its head is enough."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import pytest
 
 from gateway.http.addresses import TrustedProxies
 from gateway.http.headers import header_of
-from tests.http.http_raw import echo, serving
+from gateway.http.http_request import HttpRequest
+from gateway.http.server_limits import ServerLimits
+from tests.http.http_raw import POST, echo, read_answer, serving, statuses_of
 
 
 async def test_the_request_says_what_was_asked() -> None:
@@ -78,3 +80,29 @@ XFF, FORWARDED = b"x-forwarded-for", b"forwarded"
 )
 def test_the_client_is_the_last_hop_that_no_trusted_proxy_is(fields: list[tuple[bytes, bytes]], client: str) -> None:
     assert TrustedProxies(["127.0.0.0/8", "172.16.0.0/12"]).client("127.0.0.1", fields) == client
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n"])
+async def test_100_continue_is_sent_when_the_body_is_wanted(framing: bytes) -> None:
+    async with serving() as served:
+        reader, writer = await served.connect(POST + framing + b"Expect: 100-continue\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"hello" if b"Length" in framing else b"5\r\nhello\r\n0\r\n\r\n")
+        assert (await read_answer(reader))[1] == b"POST /a hello"
+
+
+async def test_100_continue_is_not_sent_when_the_body_is_there_or_refused() -> None:
+    expecting = POST + b"Connection: close\r\nExpect: 100-continue\r\nContent-Length: "
+    async with serving(limits=ServerLimits(body_bytes_max=1000)) as served:
+        assert statuses_of(await served.exchange(expecting + b"5\r\n\r\nhello")) == [200]
+        assert statuses_of(await served.exchange(expecting + b"0\r\n\r\n")) == [200]
+        assert statuses_of(await served.exchange(expecting + b"1001\r\n\r\n")) == [413]
+
+
+async def test_a_head_hook_that_fails_gives_500(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(request: HttpRequest) -> None:
+        raise LookupError
+
+    async with serving(on_head=fail) as served:
+        assert statuses_of(await served.exchange(b"GET / HTTP/1.0\r\n\r\n")) == [500]
+        assert "the head hook failed" in caplog.text

@@ -63,14 +63,6 @@ def client(url: str, key: str = "k", **headers: str) -> Client:
     return Client(base_url=url + "/v1", api_key=key, max_retries=0, default_headers=fields)
 
 
-async def made(api: Client, content: bytes) -> Any:
-    return await api.made(content)
-
-
-async def when(api: Client, batch: str, is_so: Callable[[Any], object]) -> Any:
-    return await api.when(batch, is_so)
-
-
 @asynccontextmanager
 async def batching(
     start: Starter, script: Script = ANSWERS, **fields: Any

@@ -7,12 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token
-from tests.gateway.live import Answer, Live, Starter, chat, until
-
-OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
-STREAM = STREAM_HEAD + chunk(token("a")) + chunk(DONE) + STREAM_END
-CHAT = "/v1/chat/completions"
+from tests.gateway.capture import OK, STREAM, Peer, Seen, Upstream
+from tests.gateway.live import CHAT, Answer, Live, Starter, chat, until
 
 
 class Busy:

@@ -16,10 +16,9 @@ from gateway.config.sections.services import UsageConfig
 from gateway.keys.issuance import issue, list_keys, make_keys, revoke, rotate, seconds_of
 from gateway.keys.issued import KeyTable, entry
 from gateway.usage.thread import CLOSE_S, DatabaseThread
-from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.capture import OK, Upstream, replies
 from tests.gateway.live import WAIT_S, Answer, Live, Starter, chat
 
-OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
 TOKEN = "an-operator's-token"
 MOMENT = r"2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 NAMED = new_key()

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.config.sections.keys import hash_key
-from tests.gateway.live import MODEL, SMALL, Answer, Live, Starter, chat, simulated, until
+from tests.gateway.live import CHAT, MODEL, SMALL, Answer, Live, Starter, chat, simulated, until
 
-CHAT = "/v1/chat/completions"
 SLOW = replace(SMALL, name="slow", num_gpu_blocks=769, base_s=8e-3)
 """12,288 tokens of KV; a hundred tokens of an answer take most of a second."""
 EAGER = {"enter": 0.5, "leave": 0.3, "dwell_s": 0}

@@ -14,10 +14,8 @@ from typing import Any
 import aiohttp
 
 from tests.commands import Running, running
-from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, answer, chunk, token
+from tests.gateway.capture import BEGUN, DONE, OK, STREAM_END, Peer, Seen, chunk, token
 from tests.gateway.live import WAIT_S, chat
-
-OK = answer(b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}')
 
 
 def config_file(directory: Path, url: str, **fields: Any) -> str:
@@ -92,7 +90,7 @@ class Streams:
         if not seen.json.get("stream"):
             await peer.send(OK)
             return
-        await peer.send(STREAM_HEAD + chunk(token("a")))
+        await peer.send(BEGUN)
         await self.go_on.wait()
         await peer.send(chunk(token("b", "stop") + DONE) + STREAM_END)
 

@@ -22,7 +22,6 @@ TENANTS: list[dict[str, Any]] = [
     {"name": "alice", "keys": [{"hash": hash_key("k"), "apps": ["chat", "batch"]}]},
     {"name": "bob", "keys": [hash_key("b")]},
 ]
-CHAT = "/v1/chat/completions"
 MEASURES = ("requests", "refused", "input_tokens", "cached_tokens", "output_tokens", "wasted_tokens")
 EVERYTHING = ("day", "tenant", "app", "user", "model")
 

@@ -64,7 +64,7 @@ def data_of(stream: bytes) -> list[Any]:
 
 
 async def test_the_openai_client_streams_a_chat(start: Start) -> None:
-    """With its usage, which is not said unasked. `tests/gateway/test_openai_client.py` has the other APIs."""
+    """With its usage, which is not said unasked. `tests/gateway/test_pass_through.py` has the other APIs."""
     _, base = await start()
     options: Any = {
         "model": MODEL, "messages": _CHAT["messages"], "max_tokens": 5, "extra_body": {"ignore_eos": True},

@@ -1,4 +1,4 @@
-"""A stream that waits hears of it before anybody in between gives it up, and what becomes of it then."""
+"""The queue has bounds that a flood meets alone, and whoever waits is told how long, and may say how long it will."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from typing import Any
 
 import aiohttp
@@ -15,16 +16,138 @@ import openai
 import pytest
 
 from bench.stack import nginx
+from gateway.config.memory_bounds import MEMORY_MAX_LEAST, bounds_of
+from gateway.config.sections.keys import open_name
 from gateway.http.errors import ApiError, Reason
-from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Upstream, answer, chunk, token
-from tests.gateway.live import MODEL, Live, Starter, chat, events, until
+from tests.gateway.capture import OK, STREAM, Upstream, answer
+from tests.gateway.live import CHAT, MODEL, Answer, Live, Starter, chat, events, until
 from tests.gateway.playbook import ASKED
+from tests.kit.busy import busy
 from tests.kit.held import CUT, Held
 from tests.ports import free_port
 
+
+async def test_the_flood_is_told_to_slow_down_and_the_steady_tenant_gets_in(start: Starter) -> None:
+    async with busy(start, limits={"queue_requests_max": 6}) as gate:
+        flood = [task for _ in range(6) for task in await gate.fill(1, "flood")]  # one after the other
+        refused = await gate.ask("flood")
+        assert (refused.status, refused.error["code"]) == (429, "queue_full")
+        assert refused.error["type"] == "rate_limit_error"
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        tenant = open_name(sha256(b"flood").digest())
+        metrics = await gate.live.metrics()
+        assert metrics["fairgate_queued_requests", "pool", tenant] == 6
+        assert metrics["fairgate_queued_bytes", "pool"] == gate.live.engine.queued_bytes > 0
+        assert metrics["fairgate_not_completed_total", "refused", "pool", "queue_full", tenant] == 1
+        steady = gate.ask("steady", "steady")
+        [given_up], _ = await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED)
+        assert given_up is flood[-1]
+        assert given_up.result().status == 429
+        assert gate.live.engine.queued == 6
+        gate.release.set()
+        assert (await steady).status == 200
+        assert [task.result().status for task in await _all(flood)] == [200] * 5 + [429]
+        order = [seen.json["messages"][0]["content"] for seen in gate.engine.requests]
+        assert order[1:3].count("steady") == 1
+
+
+async def _all(tasks: list[asyncio.Task[Answer]]) -> list[asyncio.Task[Answer]]:
+    await asyncio.wait(tasks)
+    return tasks
+
+
+async def test_bytes_are_bounded_as_requests_are(start: Starter) -> None:
+    async with busy(start, memory_max=MEMORY_MAX_LEAST) as gate:
+        most = bounds_of(MEMORY_MAX_LEAST, 1).queue_bytes
+        await gate.fill(10, "flood", unheard_of="x" * (most // 11))  # in a field that is no prompt
+        refused = await gate.ask("flood", unheard_of="x" * 1_000_000)
+        assert (refused.status, refused.error["code"]) == (429, "queue_full")
+        assert 0.9 * most < gate.live.engine.queued_bytes <= most
+        await gate.fill(1, "steady")
+
+
+async def test_who_waits_too_long_is_told_when_to_come_back(start: Starter) -> None:
+    async with busy(start, limits={"queue_wait_s_max": 0.2}) as gate:
+        got = await gate.ask("k")
+        assert (got.status, got.error["code"]) == (503, "queue_timeout")
+        assert int(got.headers["retry-after"]) >= 1
+        [line] = await gate.live.lines(1)
+        assert (line["outcome"], line["reason"], line["tries"]) == ("refused", "queue_timeout", 0)
+        assert line["queue_ms"] >= 200
+        assert (line["tokens_in"], line["tokens_out"], line["backend"]) == (0, 0, "")
+
+
+EXPECTED, WILLING = "x-fairgate-expected-wait-s", "x-fairgate-wait-s-max"
+
+
+async def test_an_answer_that_waited_says_what_was_expected_and_one_at_once_says_nothing(start: Starter) -> None:
+    async with busy(start) as one:
+        tasks = await one.fill(5)
+        one.release.set()
+        waits = sorted([float((await task).headers[EXPECTED]) for task in tasks])
+        assert 0 < waits[0] < waits[-1]
+        assert EXPECTED not in (await one.ask()).headers
+
+
+@pytest.mark.parametrize("willing", ["0", "0.001"])
+async def test_who_is_not_willing_to_wait_so_long_is_refused_at_once(start: Starter, willing: str) -> None:
+    async with busy(start) as one:
+        await one.fill(5)
+        refused = await one.ask(said={WILLING: willing})
+        assert (refused.status, refused.error["code"]) == (429, "wait_too_long")
+        assert refused.headers["x-should-retry"] == "false"
+        told_s = float(refused.headers[EXPECTED])
+        assert int(refused.headers["retry-after"]) - 1 <= told_s <= int(refused.headers["retry-after"])
+        assert one.live.engine.queued == 5
+        [line] = [line for line in await one.live.lines(1) if line["reason"] == "wait_too_long"]
+        assert line["outcome"] == "refused"
+
+
+async def test_who_is_willing_waits_and_who_need_not_wait_is_not_asked(start: Starter) -> None:
+    async with busy(start) as one:
+        task = one.ask(said={WILLING: "500"})
+        await until(lambda: one.live.engine.queued == 1)
+        one.release.set()
+        assert (await task).status == 200
+        await until(lambda: not one.live.engine.dispatched)
+        assert (await one.ask(said={WILLING: "0"})).status == 200
+
+
+async def test_what_is_no_number_of_seconds_is_an_error(start: Starter) -> None:
+    async with Upstream(lambda seen, peer: peer.send(OK)) as upstream, start(upstream.url) as live:
+        for willing in ("", "-1", "1e3", "nan", "inf", "soon", "1.", ".5", "9999999999", "1,5", "٣"):
+            got = await live.ask(CHAT, chat(max_tokens=5), **{WILLING: willing})
+            assert (got.status, got.error["code"], got.error["param"]) == (400, "invalid_request", WILLING), willing
+
+
+async def test_a_stream_that_waits_says_about_how_long_and_behind_how_many(start: Starter) -> None:
+    async with busy(start, limits={"waiting_comment_s": 0.1}) as one:
+        await one.fill(3)
+        async with one.live.post(CHAT, chat(max_tokens=5, stream=True)) as response:
+            assert float(response.headers[EXPECTED]) > 0
+            comment = (await response.content.readuntil(b"\n\n")).decode()
+            assert re.fullmatch(r": waiting, between \d+ seconds? and \d+ seconds?, behind 3 requests\n\n", comment)
+            one.release.set()
+            assert b"[DONE]" in await response.read()
+
+
+async def test_operators_see_what_was_expected_and_how_often_that_was_true(start: Starter) -> None:
+    async with busy(start) as one:
+        await one.fill(3)
+        [pool] = (await one.live.get("/state", admin=True)).json["pools"]
+        waits = [each["expected_wait_s"] for each in pool["requests"]]
+        assert waits == sorted(waits)
+        assert waits[0] > 0
+        explained = (await one.live.get(f"/explain/{pool['requests'][0]['request_id']}", admin=True)).json
+        assert explained["expected_wait_s"] == waits[0]
+        assert explained["numbers"]["expected_wait_s"] > 0
+        assert "it was told " in explained["sentence"]
+        metrics = await one.live.metrics()
+        assert metrics["fairgate_expected_waits_total", "right", "pool"] == 0
+
+
 COMMENT_S = 0.1
 HELLO: Any = [{"role": "user", "content": "Hello"}]
-STREAM = STREAM_HEAD + chunk(token("a")) + chunk(DONE) + STREAM_END
 REFUSED = answer(b'{"error":{"message":"busy","type":"x","code":503}}', status=b"503 Service Unavailable")
 PROXY = """
     server {{
