@@ -17,7 +17,7 @@ import msgspec
 
 from gateway.http.errors import ApiError, Reason
 from gateway.keys.identity import Principal
-from gateway.storage.store import Store
+from gateway.storage.store import Store, listen
 from gateway.storage.store_errors import StoreError
 from policies.recent import given_up
 
@@ -26,7 +26,6 @@ KEPT_S: Final = 30 * 86_400.0
 ID_LENGTH_MAX: Final = 128
 CHANNEL: Final = "* responses"
 """Channel of the store. No pool has this name, since it has a space."""
-RETRY_S: Final = 1.0
 Note = tuple[str, str, str, str, str]
 """Tenant, id, and the model and engine of `Stored`."""
 
@@ -93,9 +92,7 @@ class StoredResponses:
     async def listen(self) -> None:
         """Receive the reports of other gateways until the connection is lost, and wait a second."""
         assert self._store is not None
-        with suppress(StoreError):
-            await self._store.subscribe(CHANNEL, self.heard)
-        await asyncio.sleep(RETRY_S)
+        await listen(self._store, CHANNEL, self.heard)
 
     def heard(self, content: bytes) -> None:
         """Remember the responses that another gateway reports. Ignore a malformed message."""

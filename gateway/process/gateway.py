@@ -256,16 +256,18 @@ class Gateway:
         self._subscribers.append(self.spans.ended)
 
     def _new_pipeline(self) -> Pipeline:
+        tracing = self.config.tracing
+        sampler = None if tracing is None else Sampler(tracing.sample_ratio)
+        pipeline = Pipeline(self._keyring, self._settled, self._bypass_limiter, self.responses, sampler)
+        self._direct(pipeline)
+        return pipeline
+
+    def _direct(self, pipeline: Pipeline) -> None:
+        """Give the pipeline the pools and routes of the config."""
         config = self.config
-        return Pipeline(
-            self._keyring, self.pools, self._settled,
-            routes=Routes.of(config.routes),
-            cors=Cors(config.cors_origins),
-            bypass_limiter=self._bypass_limiter,
-            aliases=config.aliases,
+        pipeline.take_over(
+            self.pools, routes=Routes.of(config.routes), cors=Cors(config.cors_origins), aliases=config.aliases,
             json_bytes_max=config.json_bytes_max,
-            responses=self.responses,
-            sampler=None if config.tracing is None else Sampler(config.tracing.sample_ratio),
         )  # fmt: skip
 
     async def _open_services(self, pipeline: Pipeline) -> None:
@@ -333,10 +335,7 @@ class Gateway:
         logger.setLevel(config.log_level.upper())
         self._bypass_limiter.set(config.limits.unqueued_max, config.limits.unqueued_per_s)
         if self._pipeline is not None:
-            self._pipeline.take_over(
-                self.pools, routes=Routes.of(config.routes), cors=Cors(config.cors_origins), aliases=config.aliases,
-                json_bytes_max=config.json_bytes_max,
-            )  # fmt: skip
+            self._direct(self._pipeline)
         if self._server is not None:
             self._server.state.set(server_limits(config), TrustedProxies(config.trusted_proxies))
         if self._certificates is not None and config.tls is not None and config.tls != before.tls:

@@ -180,14 +180,12 @@ def _supervised(
             config = reloaded(config, load)
             _signal(children, signal.SIGHUP)
         stopped = received is not None and received.si_signo in (signal.SIGTERM, signal.SIGINT)
-        cannot_serve = _reap(children, log, expected=ending)
-        failed = 0 if ending else cannot_serve
+        failed = _reap(children, log, expected=ending)
         if stopped and not ending:
             systemd.notify("STOPPING=1")
             log(f"draining for at most {config.drain_s:g} s; a second signal ends at once")
-        if failed:
-            status = failed
         if stopped or failed:
+            status = failed or status
             ending = True
             for worker in workers:
                 for listener in worker.listeners:
@@ -284,7 +282,7 @@ def _reap(children: list[Child], log: Callable[[str], None], *, expected: bool) 
         child.pid = 0
         now = time.monotonic()
         status = os.waitstatus_to_exitcode(wait_status)
-        failed = failed or (status if status in CANNOT_SERVE else 0)
+        failed = failed or (status if status in CANNOT_SERVE and not expected else 0)
         if expected or failed:
             continue
         lived_long = now - child.started_s >= LONG_LIFE_S

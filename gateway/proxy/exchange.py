@@ -167,13 +167,11 @@ class Exchange(Relay):
         if not context.relays and self._is_refused_in_stream(meter):
             return
         tokens = meter.token_events - before
-        if tokens:
-            if context.first_token_s is None:
+        is_silent = context.first_token_s is None
+        if tokens or (is_silent and meter.started and self.backend.adapter.role_is_start):
+            if is_silent:
                 context.first_token_s = time.monotonic() - context.arrived_s
             self._pool.dispatcher.progressed(self.request.id, tokens)
-        elif meter.started and context.first_token_s is None and self.backend.adapter.role_is_start:
-            context.first_token_s = time.monotonic() - context.arrived_s
-            self._pool.dispatcher.progressed(self.request.id, 0)
         if forward:
             if self._name_filter is not None:
                 forward = self._name_filter.in_answer(forward, goes_on=meter.is_amid_event)
@@ -415,8 +413,7 @@ class Exchange(Relay):
 
     def end(self, outcome: str, reason: str, service: ServiceTokens = NO_SERVICE) -> None:
         self._pool.answers_bytes -= self._held_bytes
-        if self.context.stream:
-            self.context.stop_waiting()
+        self.context.stop_waiting()
         super().end(outcome, reason, service)
         self._pool.ended(self.context)
 

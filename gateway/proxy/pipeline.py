@@ -65,18 +65,13 @@ class Pipeline:
     def __init__(
         self,
         keyring: Keyring,
-        pools: Iterable[Pool],
         settled: Callable[[RequestRecord, str], None],
-        *,
-        routes: Routes,
-        cors: Cors,
         bypass_limiter: BypassLimiter,
-        aliases: Mapping[str, str],
-        json_bytes_max: int,
         responses: StoredResponses,
-        sampler: Sampler | None = None,
+        sampler: Sampler | None,
     ) -> None:
-        """Create a pipeline to these pools. `sampler` chooses the requests that are traced; None traces none."""
+        """Create a pipeline, which needs `take_over` first. `sampler` chooses the requests that are traced; None traces
+        none."""
         self.keyring = keyring
         self._settled = settled
         self.bypass_limiter = bypass_limiter
@@ -87,7 +82,6 @@ class Pipeline:
         """Handlers of requests that need time but no engine, by kind."""
         self.files: Mapping[str, tuple[list[Header], bytes]] = {}
         """Header fields and content of public files, by path."""
-        self.take_over(pools, routes=routes, cors=cors, aliases=aliases, json_bytes_max=json_bytes_max)
 
     def take_over(
         self, pools: Iterable[Pool], *, routes: Routes, cors: Cors, aliases: Mapping[str, str], json_bytes_max: int
@@ -158,25 +152,22 @@ class Pipeline:
         request.arrived_s = time.monotonic()
         if self._cors.is_on:
             request.answer_fields = self._cors.fields(request)
-        if self._sampler is not None:
-            self._trace(request, self._sampler)
+        self._trace(request)
         self.ended(request, Outcome.REFUSED, error.code.value)
 
     def handle(self, request: HttpRequest, responder: Responder) -> None:
         """Handle a complete request."""
         assert isinstance(request, RequestContext)
         request.arrived(responder, time.monotonic())
-        if self._sampler is not None:
-            self._trace(request, self._sampler)
+        self._trace(request)
         try:
             self._handle(request)
         except Exception as error:  # answered, counted and logged by `failed`
             self.failed(request, error)
 
-    @staticmethod
-    def _trace(context: RequestContext, sampler: Sampler) -> None:
-        if context.tenant:  # requests without a key are not traced
-            context.trace = sampler.begin(context.headers)
+    def _trace(self, context: RequestContext) -> None:
+        if self._sampler is not None and context.tenant:  # requests without a key are not traced
+            context.trace = self._sampler.begin(context.headers)
 
     def failed(self, context: RequestContext, error: Exception) -> None:
         """Answer a request with an error, the client's or the gateway's. No engine has the request."""

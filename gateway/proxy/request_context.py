@@ -121,8 +121,7 @@ class RequestContext(HttpRequest):
 
     def answer(self, status: int, headers: list[Header], body: bytes) -> None:
         """Send an engine's answer in one piece. No part of it has been sent before."""
-        if self._waits_in is not None:
-            self.stop_waiting()
+        self.stop_waiting()
         self.responder.respond(status, self._answer_fields(headers), body)
 
     def gives_out(self, id: str) -> None:
@@ -170,7 +169,7 @@ class RequestContext(HttpRequest):
 
     def _add_own_fields(self, fields: list[Header]) -> None:
         """Add the header fields that need no engine: id, expected wait and rate limits."""
-        fields.append((b"x-request-id", self.id.encode()))
+        fields.append(self.id_field())
         wait = self.request.progress.wait if self.request is not None else None
         if wait is not None and wait.expected is not None:
             fields += expected_wait_headers(wait.expected.wait_s)

@@ -9,8 +9,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def in_time(work: Awaitable[T], limit_s: float) -> T:
-    """Return the result of `work`. Cancel `work` and raise TimeoutError after `limit_s`.
+async def in_time(work: Awaitable[T], limit_s: float, what: str = "answer") -> T:
+    """Return the result of `work`. Cancel `work` and raise TimeoutError after `limit_s`. `what`: name of the result.
 
     The wait has two halves. A process that stood still for longer reads what has arrived meanwhile in the second half,
     so the answer of a store that was in time is not lost.
@@ -24,4 +24,4 @@ async def in_time(work: Awaitable[T], limit_s: float) -> T:
     finally:
         task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    raise TimeoutError
+    raise TimeoutError(f"no {what} within {limit_s:g} s")

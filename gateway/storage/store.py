@@ -6,12 +6,17 @@ one gateway. Both keep equal state and answer sync rounds equally (docs/replicas
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from prometheus_client.metrics_core import Metric
 
+from gateway.storage.store_errors import StoreError
+
+RETRY_S: Final = 1.0
+"""Seconds after which a lost subscription is made again."""
 ALL_POOLS = "*"
 """Stands for a pool's name in a report about all pools."""
 
@@ -75,3 +80,16 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Leave, so that others need not wait for this replica's expiry, and disconnect."""
+
+
+async def listen(
+    store: Store, channel: str, received: Callable[[bytes], None], lost: Callable[[StoreError], None] | None = None
+) -> None:
+    """Receive a channel's messages until the connection is lost, and wait. Only `lost` gets the error: the store itself
+    logs its faults."""
+    try:
+        await store.subscribe(channel, received)
+    except StoreError as error:
+        if lost is not None:
+            lost(error)
+    await asyncio.sleep(RETRY_S)

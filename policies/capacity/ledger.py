@@ -54,7 +54,7 @@ class BackendLedger:
         self.prefill_pace = PrefillPace()
         self.prefill_leads: dict[str, PrefillLead] = {}
         """Prefill that tenant nodes have begun and not paid for, as of `leads_paid_s`."""
-        self.leads_paid_s = inf
+        self.leads_paid_s = -inf
         self.kv = KvCache(settings, self.leases, self.pace)
         self.slots = Slots(max_num_seqs, settings)
         self.sequences = 0

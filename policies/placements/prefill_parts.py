@@ -11,10 +11,10 @@ nothing as long as g is not 0, except calls inside interactions.
 
 Theorem (pace). Let answers of a node run throughout T seconds, let the node be ahead at no time, and let its part be at
 least g. Let n nodes begin prefill, with prompts of at most P tokens and a window of L. Then they begin at most
-R (1 - g) T + n (L + P) tokens outside interactions. So the answers have the steps of g T - n (L + P) / R seconds
-without prompts. Proof sketch: a lead is at most L before a start, so at most L + P after it. All leads together fall by
-at most R (1 - g) a second, and rise by the tokens begun. Calls inside interactions are never held, and no lead counts
-for more than L at the next start.
+R (1 - g) (T + D) + n (L + P) tokens outside interactions, with D of `PAID_EVERY_S`. So the answers have the steps of
+g T - D - n (L + P) / R seconds without prompts. Proof sketch: a lead is at most L before a start, so at most L + P
+after it. All leads together fall by at most R (1 - g) a second, and rise by the tokens begun. A start is paid for at
+most the D before it. Calls inside interactions are never held, and no lead counts for more than L at the next start.
 
 Prefill that one node does not use goes to the others, up to R (1 - g). The rest of the engine's time is not idle: its
 running answers have it. Where no such answer runs, nothing is held, so prefill is work conserving.
@@ -31,6 +31,9 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.pace import PrefillLead
 from policies.request import Request
 from policies.tree.pool_tree import ROUNDING
+
+PAID_EVERY_S: Final = 0.1
+"""Longest time before a start that may still pay for the start. A payment looks at every request of the engine."""
 
 
 class PrefillParts:
@@ -49,12 +52,10 @@ class PrefillParts:
         ledger, request = self._backends[lease.backend], lease.request
         if self.window_tokens == inf or ledger.prefill_pace.tokens_per_s() is None:
             return
-        leads = ledger.prefill_leads
-        ledger.leads_paid_s = min(ledger.leads_paid_s, now)
-        lead = leads.get(request.flow.tenant)
-        if (lead is not None and self._is_ahead(lead)) or len(leads) > 2 * len(ledger.leases) + 64:
+        lead = ledger.prefill_leads.get(request.flow.tenant)
+        if now >= ledger.leads_paid_s + PAID_EVERY_S or (lead is not None and self._is_ahead(lead)):
             self._pay(ledger, now)
-        lead = leads.setdefault(request.flow.tenant, PrefillLead())
+        lead = ledger.prefill_leads.setdefault(request.flow.tenant, PrefillLead())
         lead.weight = request.weight
         lead.tokens = min(lead.tokens, self.window_tokens * lead.weight) + lease.prefill_tokens
 

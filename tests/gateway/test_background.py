@@ -31,11 +31,10 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
         "telemetry.background.RETRY_S",
         "proxy.batches.batch_lane.TURN_S",
         "proxy.batches.batch_lane.FORGET_S",
-        "keys.stored_responses.RETRY_S",
+        "storage.store.RETRY_S",
         "usage.recorder.FLUSH_S",
         "storage.redis.redis_store.RENEW_S",
         "pool.pool.PROBE_INTERVAL_S",
-        "pool.replication.prefix_broadcast.RETRY_S",
     ):
         monkeypatch.setattr(f"gateway.{name}", 0.01)
     monkeypatch.setattr("backends.step_feed.RETRY_S_MAX", 0.01)

@@ -18,6 +18,7 @@ from backends.engines.vllm import VllmAdapter
 from backends.scraper import CHECK_INTERVAL_S, Scraper
 from backends.step_feed import SILENCE_S, StepFeed
 from backends.vllm_plugin import steps
+from gateway.proxy.exchange import Exchange
 from gateway.telemetry.background import Background
 from policies.capacity.gauges import Gauges
 from policies.capacity.slots import FIRST_SLOTS
@@ -228,3 +229,25 @@ async def test_the_role_alone_is_no_sign_that_the_engine_has_begun(start: Starte
             await asyncio.gather(*[ask_often() for _ in range(40)])
             target = live.gateway.pools[0].config.capacity.waiting_target
             assert most_inside <= FIRST_SLOTS + 2 * target
+
+
+@pytest.mark.parametrize(("kind", "is_start"), [("vllm", True), ("openai", False)])
+async def test_an_answer_begins_once(start: Starter, kind: str, is_start: bool) -> None:
+    """With its role where that comes with the first token, otherwise with the first token."""
+    goes_on = asyncio.Event()
+
+    async def in_pieces(seen: Seen, peer: Peer) -> None:
+        await peer.send(STREAM_HEAD + chunk(ROLE))
+        await goes_on.wait()
+        await peer.send(chunk(token("a")) + chunk(token("b", "length")) + STREAM_END)
+
+    async with Upstream(in_pieces) as engine:
+        pool = {"name": "pool", "backends": [{"url": engine.url, "engine": kind}]}
+        async with start(pools=[pool]) as live, live.post(CHAT, chat(stream=True)) as response:
+            assert ROLE.strip() in await response.content.readany()
+            [exchange] = live.gateway.pools[0].dispatcher.exchanges()
+            assert isinstance(exchange, Exchange)
+            begun_s = exchange.context.first_token_s
+            goes_on.set()
+            await response.read()
+            assert (begun_s is not None, exchange.context.first_token_s == begun_s) == (is_start, is_start)

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from gateway.keys.stored_responses import StoredResponses
+from gateway.pool.dispatcher import Dispatcher
+from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
 from gateway.storage.redis.redis_store import LAYOUT, RedisStore, Script, pool_key
 from gateway.storage.store import Deployment
 from gateway.storage.store_errors import StoreRefused, StoreUnavailable
@@ -15,6 +18,7 @@ from gateway.telemetry.background import Background
 from tests.gateway.live import WAIT_S, until
 from tests.kit.standing_still import stood_still
 from tests.kit.stores import POOL, opened, scripted, url
+from tests.policies.making import pool_of
 from tests.ports import free_port
 from tests.redis_server import Proxy, RedisServer
 from tests.waiting import eventually
@@ -63,6 +67,21 @@ async def test_it_opens_and_runs_scripts(options: dict[str, Any]) -> None:
         await redis.command("SCRIPT", "FLUSH")
         assert await store.run(COUNT, [KEY]) == 4  # sent again whole where it is not known
         assert await store.command("GET", KEY) == b"4"
+
+
+async def test_a_user_that_may_not_listen_is_told_of_once_and_nothing_fails(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.storage.store.RETRY_S", 0.0)
+    async with RedisServer() as redis:
+        await redis.command("ACL", "SETUSER", "gate", "on", ">pw", *ACL.replace(" +subscribe", "").split())
+        async with opened(url(redis, "gate:pw@")) as store:
+            broadcast = PrefixBroadcast(store, "pool", Dispatcher(pool_of("b")))
+            responses = StoredResponses(10, store)
+            for each in (broadcast, broadcast, responses):
+                await each.listen()
+    [warning] = [one.getMessage() for one in caplog.records if "cannot tell each other" in one.getMessage()]
+    assert "its user needs" in warning
 
 
 async def test_a_socket_in_the_file_system_and_a_user_with_few_rights_will_do() -> None:

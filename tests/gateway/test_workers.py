@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import stat
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -92,6 +94,39 @@ def test_a_worker_owns_its_part_of_what_one_machine_has() -> None:
     assert (last.limits.queue_requests_max, last.limits.connections_max) == (250, 25)
     assert last.memory_max == config.memory_max, "is what each process has"
     assert (last.pools, last.quota, last.tenants) == (config.pools, config.quota, config.tenants)
+
+
+SUPERVISED = """
+import os, signal, sys
+from gateway.config.model import Config
+from gateway.process.supervisor import supervise
+
+def serve(config, child):
+    if child.name == sys.argv[1]:
+        sys.exit(2)
+    stop = lambda: os.kill(os.getppid(), signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *_: (stop(), sys.exit(1)))  # a second signal
+    if child.name == sys.argv[2]:
+        stop()
+    while True:
+        signal.pause()
+
+config = Config.model_validate({
+    "workers": 2, "listen": "127.0.0.1:0", "admin": "127.0.0.1:0",
+    "pools": [{"name": "p", "backends": [{"url": "http://a:1"}]}],
+})
+sys.exit(supervise(config, serve, serve, lambda *ports: None, lambda line: None))
+"""
+
+
+@pytest.mark.parametrize(
+    ("cannot_serve", "stops", "status"), [("worker 1", "", 2), ("", "worker 0", 0)], ids=["cannot serve", "is stopped"]
+)
+def test_the_status_is_that_of_a_worker_that_cannot_serve_and_of_none_that_is_stopped(
+    cannot_serve: str, stops: str, status: int
+) -> None:
+    command = [sys.executable, "-c", SUPERVISED, cannot_serve, stops]
+    assert subprocess.run(command, timeout=60, check=False).returncode == status
 
 
 MIB = 1 << 20

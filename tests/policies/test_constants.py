@@ -225,6 +225,13 @@ def test_each_dispatch_looks_up_two_that_begin_alike_and_eight_are_tried() -> No
     assert [len(list(homes.at(f"e{number}"))) for number in range(6)] == [8, 8, 8, 8, 0, 0], "noted at four engines"
 
 
+def test_the_longest_common_beginning_is_looked_up_first_and_then_the_oldest() -> None:
+    siblings = Siblings()
+    for id, prefix in (("least", (1, 9)), ("older", (1, 2, 9)), ("newer", (1, 2, 8)), ("most", (1, 2, 3, 4))):
+        siblings.add(make_request(id=id, prefix=prefix))
+    assert [request.id for request in siblings.nearest((1, 2, 3, 4))] == ["most", "older"]
+
+
 def test_where_the_next_request_does_not_fit_two_each_of_four_tenants_are_tried() -> None:
     backlog = Backlog(flows_max=100)
     for number in range(30):

@@ -66,7 +66,7 @@ FINENESS = """
     capacity.kv_forecast.LOOKS capacity.kv_forecast.FINE capacity.kv_forecast.PARTS capacity.kv_forecast.FINE_OPEN
     tree.node.LEAST_PART tree.pool_tree.ROUNDING
     capacity.ledger.LOOK_AGAIN_S capacity.pace.TOKEN_S_MIN capacity.working_set.MEASURED_EVERY_S
-    limits.sliding_counts.PARTS limits.throttle.PARTS
+    limits.sliding_counts.PARTS limits.throttle.PARTS placements.prefill_parts.PAID_EVERY_S
 """
 """How finely is computed, and how often: finer is truer, and costs more."""
 

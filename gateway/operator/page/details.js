@@ -2,7 +2,7 @@
 
 import { list, story } from "./requests.js";
 import { ask } from "./stream.js";
-import { bar, count, element, facts, fill, named, percent, place, seconds, spaced, sum, table } from "./words.js";
+import { bar, count, element, facts, fill, named, numbers, percent, place, seconds, spaced, sum, table } from "./words.js";
 
 const LAST_SHOWN = 8;
 const dialog = place("explained");
@@ -90,7 +90,7 @@ function engine(name, { pool, ended }) {
       ["Engine", one.engine], ["Read by", one.read_by], ["Not by steps", one.not_by_steps_because],
     ]),
     ...(running.length ? section("Running requests by tenant", element("ul", { class: "bars" }, ...running.map(([each, requests]) =>
-      element("li", {}, named("tenant", each), " ", element("span", { class: "numbers" }, count(requests, "request")),
+      element("li", {}, named("tenant", each), " ", numbers(count(requests, "request")),
         bar([[requests / running[0][1], "c0"]]))))) : []),
     ...last(ended.filter((each) => each.backend === name)),
   ];

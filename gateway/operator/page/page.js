@@ -5,7 +5,7 @@ import { engines, lanes, tenants } from "./panels.js";
 import { list, story } from "./requests.js";
 import { follow, onToken, showLink } from "./stream.js";
 import { readToday } from "./usage.js";
-import { clock, element, fill, named, place, seconds, sum } from "./words.js";
+import { about, clock, element, fill, named, place, seconds, sum } from "./words.js";
 
 const REQUESTS_SHOWN = 10;
 const EVERY_MS = 1000;
@@ -79,7 +79,7 @@ function requests() {
     .sort((a, b) => b.arrived_at_s - a.arrived_at_s);
   const of = (one) => [named("tenant", one.tenant), " ", named("explain", one.request_id, { class: "id" })];
   fill(place("requests-body"), ...(found.length ? list(found, of) :
-    [element("p", { class: "about" }, all.length ? "No match among the last requests." : "No request has ended since the gateway started.")]));
+    [about(all.length ? "No match among the last requests." : "No request has ended since the gateway started.")]));
 }
 
 function choosePools(names) {

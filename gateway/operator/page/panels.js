@@ -1,14 +1,12 @@
 // The panels: each takes what was said last of the chosen pool, and puts it in its place.
 
 import { today, used } from "./usage.js";
-import { bar, count, element, fill, named, percent, place, seconds, spaced, sum, table } from "./words.js";
+import { about, bar, count, element, fill, named, numbers, percent, place, seconds, spaced, sum, table } from "./words.js";
 
 const COLOURS = 7;
 const TENANTS_SHOWN = 15;
 const SHORT_OF_DUE = 0.8;
 
-const about = (...text) => element("p", { class: "about" }, ...text);
-const numbers = (text) => element("span", { class: "numbers" }, text);
 const colours = new Map();
 
 // Who has a colour keeps it while the page is open; all others are grey.

@@ -10,6 +10,9 @@ export function element(name, fields = {}, ...children) {
   return made;
 }
 
+export const about = (...text) => element("p", { class: "about" }, ...text);
+export const numbers = (text) => element("span", { class: "numbers" }, text);
+
 // Parts beside each other: [ratio, class, what it is]. Widths are set by script, since the page allows no inline style.
 export function bar(parts, mark = null) {
   const made = element("span", { class: "bar", "aria-hidden": "true" });

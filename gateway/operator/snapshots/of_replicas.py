@@ -22,7 +22,7 @@ from gateway.operator.snapshots.snapshot import (
     moved,
     snapshot_of,
 )
-from gateway.storage.store import ALL_POOLS, Store
+from gateway.storage.store import ALL_POOLS, Store, listen
 from gateway.storage.store_errors import StoreError
 from gateway.telemetry.background import Background
 from gateway.telemetry.ends import End
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from gateway.telemetry.recent_requests import RecentRequests
 
 ANSWER_S: Final = 1.0
-RETRY_S: Final = 1.0
 ENDS_TOGETHER: Final = 4 * ENDS_MAX
 
 
@@ -82,11 +81,7 @@ class Replicas:
 
     async def listen(self) -> None:
         """Receive questions and answers of other replicas until the connection to the store is lost."""
-        try:
-            await self._store.subscribe(ALL_POOLS, self._take)
-        except StoreError:
-            pass  # The store logs its faults.
-        await asyncio.sleep(RETRY_S)
+        await listen(self._store, ALL_POOLS, self._take)
 
     async def snapshot(self) -> GatewaySnapshot:
         async with self._turn:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
 
 import msgspec
 
 from gateway.pool.dispatcher import Dispatcher
-from gateway.storage.store import Store
+from gateway.storage.store import Store, listen
 from gateway.storage.store_errors import StoreError, StoreRefused
 from policies.replicas.messages import PrefixReport
 from policies.replicas.prefixes import SharedPrefixes
@@ -23,7 +22,6 @@ logger = logging.getLogger("fairgate")
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(PrefixReport).decode
-RETRY_S: Final = 1.0
 
 
 class PrefixBroadcast:
@@ -57,11 +55,7 @@ class PrefixBroadcast:
 
     async def listen(self) -> None:
         """Apply the reports of others until the subscription ends, then wait for `RETRY_S`."""
-        try:
-            await self._store.subscribe(self._pool, self._apply)
-        except StoreError as error:
-            self._log_refusal(error)
-        await asyncio.sleep(RETRY_S)
+        await listen(self._store, self._pool, self._apply, self._log_refusal)
 
     def _apply(self, content: bytes) -> None:
         """Apply another gateway's report. Warn once of a report that cannot be read."""

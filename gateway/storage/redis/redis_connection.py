@@ -218,8 +218,6 @@ class RedisConnection:
             connection = await self._connected()
             try:
                 return await in_time(_asked(connection, words), self._deadline_s)
-            except TimeoutError:
-                raise TimeoutError(f"no answer within {self._deadline_s:g} s") from None
             except MovedError as moved:
                 await connection.disconnect(nowait=True)
                 self._follow(moved)
@@ -233,10 +231,7 @@ class RedisConnection:
         if connection.is_connected and await connection.can_read():
             await connection.disconnect(nowait=True)  # closed by the server while idle
         if not connection.is_connected:
-            try:
-                await in_time(connection.connect(), CONNECT_S)  # type: ignore[no-untyped-call]
-            except TimeoutError:
-                raise TimeoutError(f"no connection within {CONNECT_S:g} s") from None
+            await in_time(connection.connect(), CONNECT_S, "connection")  # type: ignore[no-untyped-call]
         return connection
 
     def _made(self, node: Node, **more: Any) -> AbstractConnection:

@@ -123,15 +123,11 @@ class RedisStore:
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument] = ()) -> Any:
         """Run a script and return its answer. All keys have the tag of the first. Raise StoreUnavailable; never send
         twice."""
-        if self._not_open is not None:
-            raise StoreUnavailable(self._not_open)
-        return await self._passing(self._run(script, keys, args))
+        return await self._passing(lambda: self._run(script, keys, args))
 
     async def command(self, name: str, key: str, *args: Argument) -> Any:
         """Run one command on one key and return its answer. Raise StoreUnavailable."""
-        if self._not_open is not None:
-            raise StoreUnavailable(self._not_open)
-        return await self._passing(self._own(self._connection(key).ask(name, key, *args)))
+        return await self._passing(lambda: self._own(self._connection(key).ask(name, key, *args)))
 
     def shaped(self, kind: Any, answer: object) -> Any:
         """Convert an answer to a type; digits become a number. Raise StoreUnavailable for an answer that Redis would
@@ -256,9 +252,12 @@ class RedisStore:
         if not task.cancelled():
             task.exception()  # the caller may be gone
 
-    async def _passing(self, ask: Coroutine[Any, Any, Any]) -> Any:
+    async def _passing(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Ask if the store is open, and return the answer. Raise StoreUnavailable, also for a refusal."""
+        if self._not_open is not None:
+            raise StoreUnavailable(self._not_open)
         try:
-            return await ask
+            return await ask()
         except StoreRefused as error:
             raise StoreUnavailable(str(error)) from error
         finally:

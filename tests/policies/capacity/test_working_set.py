@@ -9,7 +9,7 @@ import pytest
 from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Obstacle
 from policies.queue.bounds import QueueLimits
-from policies.request import Claim, Refusal, ServiceTokens, of_batch
+from policies.request import Claim, Refusal, ServiceTokens, Wait, of_batch
 from policies.tree.pool_tree import PoolTree
 from tests.policies.agents import HOLD_S, K, Pool, call, full, working_set
 from tests.policies.making import dispatched, make_request, pool_of, rejected
@@ -36,6 +36,24 @@ def test_a_context_counts_for_as_long_as_the_cache_takes_to_compute_and_nothing_
     assert due_s == pytest.approx(HOLD_S, abs=0.01)
     assert pool.after(HOLD_S - 0.1) == []
     assert pool.after(0.1) == ["a3.0"]
+
+
+def test_a_tenant_that_holds_nothing_enters_without_room_one_in_each_time_that_the_cache_takes() -> None:
+    tree = PoolTree()
+    found = working_set(tree)
+    full, *starts = [call(tenant, tenant, 9000) for tenant in "abc"]
+    found.kinds.of(full).return_rate.learn(1.0)
+    for request in (full, *starts):
+        tree.arrived(request, 1.0)
+        request.progress.wait = Wait(0.0, "", 0.0)
+    found.dispatched(full, 0.0)
+    entered_s = []
+    for now in (0.0, HOLD_S, 2 * HOLD_S - 0.1, 2 * HOLD_S):
+        found.expire(now)
+        if found.has_room(starts[0]):
+            found.dispatched(starts.pop(0), now)
+            entered_s.append(now)
+    assert entered_s == [HOLD_S, 2 * HOLD_S]
 
 
 def test_an_interaction_that_is_over_counts_no_more() -> None:

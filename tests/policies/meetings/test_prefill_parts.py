@@ -184,6 +184,26 @@ def test_nothing_is_held_where_no_answer_runs_and_a_window_is_used_once() -> Non
     assert held("flood") is None, "the answer makes no further token"
 
 
+def test_a_lead_is_not_paid_for_the_time_before_it_began() -> None:
+    """A flood after a pause has its window once, even if an older lead was unpaid until then."""
+    ledger = BackendLedger("e", CapacitySettings())
+    _learn(ledger)
+    parts = PrefillParts({"e": ledger})
+    parts.window_tokens = 5_800.0
+    answer = _lease("honest", 0, 100)
+    answer.started_s = 0.0
+    ledger.add(answer)
+    prompt = _lease("flood", 0, 2_000)
+    parts.began(_lease("other", 0, 1), 0.0)
+    for paid_s, now in ((0.0, 0.1), (50.0, 90.0)):
+        assert parts.held_until_s(prompt.request, ledger, paid_s) is None
+        begun = 0
+        while parts.held_until_s(prompt.request, ledger, now) is None:
+            parts.began(prompt, now)
+            begun += 2_000
+        assert begun == 6_000, "the least multiple of a prompt beyond the window"
+
+
 def test_a_tenant_that_is_held_still_raises_those_who_begin_to_wait() -> None:
     """Else a tenant whose answers run would save up service for as long as others are held because of it."""
     counters: Counters[Member] = Counters()

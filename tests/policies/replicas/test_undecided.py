@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from policies.admission.decisions import Decision, Dispatch
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
@@ -10,7 +12,7 @@ from policies.limits.quotas import Quota, Quotas
 from policies.queue.bounds import QueueLimits
 from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.tenant_replica import TenantReplica
-from policies.request import Refusal, Request, ServiceTokens, State
+from policies.request import NO_CLAIM, Claim, Refusal, Request, ServiceTokens, State
 from tests.kit.typed_script_store import TypedScriptStore
 from tests.policies.making import make_request, pool_of, rejected
 
@@ -63,6 +65,26 @@ def test_explain_knows_what_they_wait_for() -> None:
         why.reason == "queued: other gateways are asked about a limit that all of them count, or about its interaction"
     )
     assert why.numbers["place_in_tenant"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("waiting", "claim", "state"),
+    [
+        (0, Claim("q", begins=False), State.DISPATCHED),
+        (2, Claim("q", begins=False), State.UNDECIDED),
+        (2, NO_CLAIM, State.QUEUED),
+    ],
+)
+def test_others_are_asked_about_an_interaction_only_while_something_waits(
+    waiting: int, claim: Claim, state: State
+) -> None:
+    engine = pool_of("b", slots=1)
+    TenantReplica(None, None, [engine])
+    for number in range(waiting):
+        engine.arrived(make_request("a", id=f"r{number}"), 0.0)
+    call = make_request("a", id="call", claim=claim)
+    engine.arrived(call, 0.0)
+    assert call.progress.state is state
 
 
 def test_they_expire_when_nobody_answers() -> None:

@@ -3,14 +3,12 @@
 import { list, story } from "./requests.js";
 import { follow, hasToken, onToken, showLink } from "./stream.js";
 import { used } from "./usage.js";
-import { bar, clock, count, element, fill, percent, place, seconds, short, spaced } from "./words.js";
+import { about, bar, clock, count, element, fill, numbers, percent, place, seconds, short, spaced } from "./words.js";
 
 const EVERY_MS = 5000;
 const MINUTES_SHOWN = 10;
 const SHARES = ["guaranteed_share", "max_share", "lending_limit", "borrowing_limit"];
-const numbers = (text) => element("span", { class: "numbers" }, text);
 const row = (name, said, drawn = null) => element("li", {}, element("b", {}, name), " ", numbers(said), drawn);
-const about = (...text) => element("p", { class: "about" }, ...text);
 
 let me = null;
 
