@@ -31,7 +31,11 @@ def cores() -> int:
 
 
 def memory_each(workers: int) -> int:
-    """Return the bytes for each of `workers` processes: the container's limit less an eighth for the kernel."""
+    """Return the memory bound in bytes of each of `workers` processes.
+
+    The processes share the container's limit less an eighth for the kernel. Without a limit, each process has 2 GiB,
+    and all together half of the machine at most.
+    """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [_number(path) for path in MEMORY]
     container = min([limit for limit in limits if limit is not None and limit < machine], default=None)

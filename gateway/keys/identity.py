@@ -228,7 +228,7 @@ class Keyring:
             if self.tokens is None or not self.tokens.knows(principal.issuer):
                 return False
             groups = principal.groups
-            return principal.tenant in self._tenants and (groups is None or self._stands_in(principal.tenant, groups))
+            return principal.tenant in self._tenants and (groups is None or self._is_within(principal.tenant, groups))
         return self._open_access or digest in self._principals or digest in self._issued
 
     def present(self, principal: Principal) -> Principal:
@@ -277,7 +277,7 @@ class Keyring:
         if self._failed:
             _refuse_guesser(self._failed.wait_s(address, time.monotonic()))
         try:
-            found = tokens.principal(token, self._tenants, self._stands_in)
+            found = tokens.principal(token, self._tenants, self._is_within)
         except ApiError as error:
             if error.code is Reason.INVALID_API_KEY:
                 _refuse_guesser(self._failed.take(address, time.monotonic()))
@@ -289,7 +289,7 @@ class Keyring:
             self._verified.popitem(last=False)
         return principal
 
-    def _stands_in(self, tenant: str, groups: Container[str]) -> bool:
+    def _is_within(self, tenant: str, groups: Container[str]) -> bool:
         """Return whether this tenant is in one of these groups, or in a group inside one of them."""
         group = self._tenants[tenant].group
         while group is not None and group not in groups:

@@ -39,7 +39,7 @@ class CannotTakeOver(OperationalError):
 
 
 class PoolPlan:
-    """The resources of one configured pool, not yet in use."""
+    """The backends and estimator that one configured pool will have, found or created before `commit`."""
 
     def __init__(self, config: PoolConfig, pool: Pool | None, estimator: TokenEstimator | None) -> None:
         """Collect for `pool`, which goes on, or for a new pool (None). `estimator`: None keeps the pool's own."""

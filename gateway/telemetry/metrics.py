@@ -49,7 +49,7 @@ class _Ended:
 
 @dataclass(slots=True)
 class _TenantTotals:
-    """Sums of one (pool, tenant, model)."""
+    """Token counts, ended requests by outcome, and times to first token of one (pool, tenant, model)."""
 
     tenant: str
     model: str

@@ -187,7 +187,7 @@ def _attributes(record: RequestRecord, operation: str) -> dict[str, AttributeVal
     return {name: value for name, value in found.items() if value is not None and value != ""}
 
 
-class _LastMessage(logging.Handler):
+class _LastMessageHandler(logging.Handler):
     """A handler that keeps the SDK's last message, in place of a log line for every batch: `export` logs it once."""
 
     def __init__(self) -> None:
@@ -201,4 +201,4 @@ class _LastMessage(logging.Handler):
         self.text = record.getMessage()[:TEXT_MAX]
 
 
-_LAST_MESSAGE: Final = _LastMessage()
+_LAST_MESSAGE: Final = _LastMessageHandler()

@@ -184,7 +184,7 @@ class _Sqlite:
                 os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         elif not self._path.is_file():
             raise StoreRefused("there is no such file: no gateway has written it yet")
-        self._opened = self._present()  # before connecting, so that a replacement meanwhile is noticed later
+        self._opened = self._file_id()  # before connecting, so that a replacement meanwhile is noticed later
         connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         connection.text_factory = _as_text
         try:
@@ -199,9 +199,9 @@ class _Sqlite:
 
     def is_another(self) -> bool:
         """Return whether the file of the last connection was replaced or removed."""
-        return self._opened != self._present()
+        return self._opened != self._file_id()
 
-    def _present(self) -> tuple[int, int] | None:
+    def _file_id(self) -> tuple[int, int] | None:
         """Return the device and inode of the file at the path; None if there is no file."""
         try:
             found = os.stat(self._path)

@@ -48,8 +48,8 @@ class HistoryLimits(NamedTuple):
 REMEMBERED: Final = HistoryLimits()
 
 
-class Deciding:
-    """The waiting and running requests of one pool, and the decisions about them."""
+class AdmissionCore:
+    """Base of `AdmissionEngine`: the state of one pool's admission, and the steps that its events share."""
 
     def __init__(
         self,

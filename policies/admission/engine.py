@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from policies.admission.deciding import NOTHING, Deciding
+from policies.admission.deciding import NOTHING, AdmissionCore
 from policies.admission.decisions import Decision, Failure
 from policies.admission.explanation import Explanation, explain
 from policies.admission.request_ledger import NO_SERVICE
@@ -23,7 +23,7 @@ from policies.capacity.ledger import BackendLedger
 from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens, State
 
 
-class AdmissionEngine(Deciding):
+class AdmissionEngine(AdmissionCore):
     """The admission engine of one pool: its queue, its engines' ledgers, and its policy.
 
     The admission engines of several pools may share `interactions` and `quotas`. If a clock is set back, time stands

@@ -254,7 +254,7 @@ class AssignedPolicy(Policy):
 
     def forget_engine(self, engine: str, now: float) -> None:
         super().forget_engine(engine, now)
-        self._assign_again([each for each in self._queued.values() if each[0].progress.engine == engine], now)
+        self._unassign([each for each in self._queued.values() if each[0].progress.engine == engine], now)
         self._orders.pop(engine, None)
         self._siblings.pop(engine, None)
 
@@ -267,7 +267,7 @@ class AssignedPolicy(Policy):
             self._order_at(name)
         if any(len(order) for name, order in self._orders.items() if name not in running):
             stopped = [each for each in self._queued.values() if each[0].progress.engine not in running]
-            self._assign_again(stopped, now)
+            self._unassign(stopped, now)
 
     def _order_at(self, engine: str) -> Order:
         """Return the order of an engine's queue. Create the order if there is none."""
@@ -277,7 +277,8 @@ class AssignedPolicy(Policy):
             self._siblings[engine] = Siblings()
         return order
 
-    def _assign_again(self, queued: list[tuple[Request, bool]], now: float) -> None:
+    def _unassign(self, queued: list[tuple[Request, bool]], now: float) -> None:
+        """Withdraw requests from their engines' queues. The next `pop` assigns each to an engine."""
         for request, front in queued:
             self._withdraw(request, now)
             self._arrived[request.id] = request, front

@@ -119,11 +119,11 @@ class RequestLedger(PoolTables):
         self.backends[backend].add(lease)
         self.tree.run(request, request.sequences, lease.held_tokens)
         if wait is not None or self.waiting.requests:
-            self._went(request, now)
+            self._learn_gate_pace(request, now)
         self.working_set.dispatched(request, now)
         self.policy.charge(request, ServiceTokens(request.prompt_tokens, 0), now, final=False)
 
-    def _went(self, request: Request, now: float) -> None:
+    def _learn_gate_pace(self, request: Request, now: float) -> None:
         """Learn the pace of a gate from a request that had waited there, or that passed while others waited."""
         oldest = next(iter(self.waiting.requests.values()), request)
         waits = [one.progress.wait.since_s for one in (request, oldest) if one.progress.wait is not None]

@@ -167,7 +167,7 @@ class KvCache:
         self._unsure_tokens += lease.unsure_tokens
         self.held_tokens += lease.held_tokens
         self._outputs += request.sequences * self._block_size / 2
-        self.pass_time(lease.dispatched_s)
+        self.advance_forecast(lease.dispatched_s)
         self._note(lease, lease.dispatched_s)
 
     def started(self, lease: Lease, now: float) -> None:
@@ -175,7 +175,7 @@ class KvCache:
         self._prompts += lease.request.prompt_tokens
         if not lease.request.streamed:
             self._unstreamed[lease.request.id] = lease
-        self.pass_time(now)
+        self.advance_forecast(now)
         self._note(lease, now)
 
     def regrown(self, lease: Lease, now: float) -> None:
@@ -209,7 +209,7 @@ class KvCache:
         if not self._leases:
             self._outputs = 0.0
             self._look_anew(now)
-        self.pass_time(now)
+        self.advance_forecast(now)
 
     def observe(
         self, gauges: Gauges, now: float, *, starting_tokens: int, elsewhere: Grant | None, preempted: bool
@@ -276,8 +276,11 @@ class KvCache:
         """Return the engine's steps until a request dispatched now has its first token."""
         return self._pace.first_token_s / self._pace.token_s
 
-    def pass_time(self, now: float) -> None:
-        """Advance the forecast to now, and note due leases anew. Do nothing while the capacity is not known."""
+    def advance_forecast(self, now: float) -> None:
+        """Advance the forecast to `now`: replace outdated entries, or rebuild the forecast.
+
+        Do nothing while the capacity is not known.
+        """
         if self.capacity_tokens is None:
             return
         forecast = self._forecast
@@ -301,7 +304,7 @@ class KvCache:
         for lease in self._unstreamed.values():
             lease.output_tokens = self._pace.output_tokens(lease, now)
             self._count_output(lease)
-        self.pass_time(now)
+        self.advance_forecast(now)
         if self._unstreamed:
             return now
         forecast = self._forecast

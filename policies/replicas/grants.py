@@ -28,7 +28,7 @@ WANTS_STILL: Final = (None, Obstacle.SLOTS, Obstacle.KV, Obstacle.WAITING)
 keep the engine's own queue filled. That queue drains only if that gateway learns that a request here goes first."""
 
 
-class _Granted:
+class _GrantAverage:
     """The moving average of the grants of one engine."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class GrantedEngines:
         for ledger, grant in zip(self._reported, grants, strict=True):
             ledger.allowance = grant
             ledger.allowed_until_s = now + TRUST_S
-            ledger.granted = ledger.granted or _Granted()
+            ledger.granted = ledger.granted or _GrantAverage()
             ledger.granted.learn(grant, now)
 
     def cut_off(self, replicas: int) -> None:
@@ -80,7 +80,7 @@ class GrantedEngines:
         had nothing to send was granted nothing. Such a gateway goes on with an equal part, or it could never send.
         """
         for ledger in self._ledgers.values():
-            granted: _Granted | None = ledger.granted
+            granted: _GrantAverage | None = ledger.granted
             ledger.allowed_until_s = float("inf")
             if ledger.allowance is None or granted is None:
                 ledger.allowance = None

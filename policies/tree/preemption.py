@@ -39,7 +39,7 @@ def over_part(leaf: str, used: float, weight: float, *, is_batch_over: bool) -> 
 
 
 class Preemption:
-    """The running batch requests of a pool, and the tokens wasted by preemption."""
+    """The choice of what to preempt: the running batch requests of a pool, and the tokens wasted by preemption."""
 
     def __init__(self) -> None:
         self.wasted_tokens = 0

@@ -90,7 +90,7 @@ class Trace:
         self.span_s = 0.0
         self.demand: dict[str, float] = {}
         self.weights: dict[str, float] = {}
-        self._answers = _MeanAnswers()
+        self._answers = _MeanAnswerTokens()
         self._begins_s = 0.0
         self._survey()
 
@@ -222,8 +222,8 @@ class Trace:
         return AccessLogLine if any(line.startswith("{") for _, line in first) else PlainCsvLine
 
 
-class _MeanAnswers:
-    """Mean answers of a tenant's app, or of all requests for an app without answers."""
+class _MeanAnswerTokens:
+    """Mean answer lengths by (tenant, app), and over all requests for an app without a complete answer."""
 
     def __init__(self) -> None:
         self._everybody = [0, 0]

@@ -28,7 +28,7 @@ class InteractionRules(Section):
 
 @settings_from(InteractionSettings)
 class InteractionsConfig(InteractionRules):
-    """The common rules, and the caps beyond which an interaction loses its immunity."""
+    """Rules that recognise interactions, when an interaction ends, and caps beyond which its calls may be throttled."""
 
 
 def _as_tuple(value: Any) -> Any:

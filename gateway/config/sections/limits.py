@@ -90,7 +90,7 @@ class ThrottleConfig(Section):
 
 @settings_from(Quota)
 class QuotaConfig(Section):
-    """Limits of a tenant that hold at any time, under any policy. None by default."""
+    """Limits of one tenant, group, key, user or model that hold at any time, under any policy. None by default."""
 
 
 class UserConfig(Section):

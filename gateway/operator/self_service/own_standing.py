@@ -88,7 +88,7 @@ def _pool(
 ) -> Data:
     running = Counter(each.tenant for each in seen.running)
     leaves = principal.tenant, of_batch(principal.tenant)
-    own, batch = (_class(engine, leaf, principal.weight, seen, running[leaf], now) for leaf in leaves)
+    own, batch = (_class_summary(engine, leaf, principal.weight, seen, running[leaf], now) for leaf in leaves)
     count = sum(one["queued_requests"] + one["running_requests"] for one in (own, batch))
     queued: Iterable[Mapping[str, object]] = (one for one in seen.requests if payer(one["tenant"]) == principal.tenant)
     requests = [{name: one[name] for name in OWN_FIELDS} for one in queued]
@@ -121,8 +121,10 @@ def _minutes(minutes: Iterable[OwnMinute]) -> list[Data]:
     return found
 
 
-def _class(engine: AdmissionEngine, leaf: str, weight: float, seen: PoolSnapshot, running: int, now: float) -> Data:
-    """Return a tenant's requests of one class (interactive or batch) in one pool."""
+def _class_summary(
+    engine: AdmissionEngine, leaf: str, weight: float, seen: PoolSnapshot, running: int, now: float
+) -> Data:
+    """Return the request counts, waits and share of one class (interactive or batch) of a tenant in one pool."""
     requests, waiting = engine.requests, seen.waiting.get(leaf)
     own = max(requests.waiting.of_tenant(leaf), key=lambda one: one.arrived_s, default=None)
     flow = own.flow if own is not None else Flow(leaf, DEFAULT_APP)

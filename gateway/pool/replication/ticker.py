@@ -51,7 +51,7 @@ class SyncRounds:
         """Create the rounds about the backends and the queue of one pool."""
         replica = PoolReplica(dispatcher.engine, epoch_s=store.epoch_s)
         rounds = cls(store, pool, replica, dispatcher.carry_out)
-        dispatcher.listeners.append(rounds.look)
+        dispatcher.listeners.append(rounds.wake_if_urgent)
         return rounds
 
     @classmethod
@@ -77,7 +77,7 @@ class SyncRounds:
 
         rounds = cls(store, ALL_POOLS, replica, carry_out, start_s=START_S)
         for dispatcher in dispatchers:
-            dispatcher.listeners.append(rounds.look)
+            dispatcher.listeners.append(rounds.wake_if_urgent)
         return rounds
 
     @property
@@ -85,8 +85,8 @@ class SyncRounds:
         """Return whether the gateway goes on alone, with the average of its recent grants and its part of limits."""
         return self._schedule.is_alone
 
-    def look(self) -> None:
-        """Check whether an event requires an urgent report."""
+    def wake_if_urgent(self) -> None:
+        """Wake the wait for the next round if a report has become urgent."""
         if self._speaker.is_urgent():
             self._wakes.set()
 

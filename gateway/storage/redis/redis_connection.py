@@ -156,7 +156,7 @@ class RedisConnection:
         if not issubclass(self._kind, SSLConnection):
             return
         try:
-            self._made(self._configured_node).ssl_context.get()  # type: ignore[attr-defined]
+            self._new_connection(self._configured_node).ssl_context.get()  # type: ignore[attr-defined]
         except OSError as error:
             named = [str(self._options[name]) for name in _FILES if name in self._options]
             raise StoreRefused(
@@ -166,7 +166,7 @@ class RedisConnection:
     async def subscribe(self, channel: str, received: Callable[[bytes], None]) -> None:
         """Receive a channel's messages on a separate connection until cancelled. Raise StoreError when the connection
         ends."""
-        connection = self._made(self._configured_node, parser_class=_BoundedParser)
+        connection = self._new_connection(self._configured_node, parser_class=_BoundedParser)
         try:
             async with asyncio.timeout(CONNECT_S):
                 await connection.connect()  # type: ignore[no-untyped-call]
@@ -226,7 +226,7 @@ class RedisConnection:
     async def _connected(self) -> AbstractConnection:
         """Return an open connection to the present server."""
         if self._connection is None:
-            self._connection = self._made(self._nodes[self._at])
+            self._connection = self._new_connection(self._nodes[self._at])
         connection = self._connection
         if connection.is_connected and await connection.can_read():
             await connection.disconnect(nowait=True)  # closed by the server while idle
@@ -234,7 +234,7 @@ class RedisConnection:
             await in_time(connection.connect(), CONNECT_S, "connection")  # type: ignore[no-untyped-call]
         return connection
 
-    def _made(self, node: Node, **more: Any) -> AbstractConnection:
+    def _new_connection(self, node: Node, **more: Any) -> AbstractConnection:
         """Return a connection to a server, not yet open."""
         options = {**self._options, **more, "retry": Retry(NoBackoff(), 0), "protocol": 2, "driver_info": None}
         if "path" not in options:
