@@ -301,7 +301,7 @@ class Request:
         configured_weight: weight of the request's key or, if that has none, of its tenant.
         prompt_tokens: estimate; the true number comes with the service.
         output_tokens_max: limit that the request itself sets, over all of its sequences.
-        sequences: parallel sequences (`n`); each takes a slot of the engine.
+        sequences: parallel sequences (`n`); `Slots.taken_by` says how many slots they take.
         body_bytes: memory that the request takes in the gateway while it waits.
         streamed: whether progress is visible before the end.
         system_tokens: prompt tokens of the app's own instructions.

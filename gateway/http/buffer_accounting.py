@@ -1,4 +1,4 @@
-"""Bytes that one connection holds of an incomplete request, counted against the bounds of its client.
+"""Bytes that one connection holds of a request until its answer begins, counted against the bounds of its client.
 
 A body is counted for its tenant and for its address, over all connections. A head is counted for its address, until a
 key has been shown on the connection.

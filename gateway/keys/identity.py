@@ -185,10 +185,8 @@ class Keyring:
     def take_over(self, read: KeyHolders, *, open_access: bool) -> None:
         """Replace the tenants and their keys. The `revision` changes, so the `Follower` reads all issued keys again."""
         self._open_access = open_access
-        if not self._tenants.keys() <= read.tenants.keys():
-            self._issued = {
-                digest: principal for digest, principal in self._issued.items() if principal.tenant in read.tenants
-            }
+        if gone := self._tenants.keys() - read.tenants.keys():
+            self._issued = {digest: one for digest, one in self._issued.items() if one.tenant not in gone}
         self._tenants, self._groups, self._principals, self.minted = (
             read.tenants, read.groups, read.principals, read.minted,
         )  # fmt: skip

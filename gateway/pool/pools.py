@@ -190,5 +190,5 @@ class Pools:
 
 
 def _estimation_settings(pool: PoolConfig) -> tuple[float | None, str | None]:
-    """Return the settings of prompt token estimation: tokens per byte, and tokenizer."""
+    """Return the settings of prompt token estimation: bytes per token, and tokenizer."""
     return pool.bytes_per_token, pool.tokenizer

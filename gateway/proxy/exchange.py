@@ -10,8 +10,8 @@ An `Exchange` is written in callbacks, since it runs for every token. It ends ex
 A request that its engine refused (503, 429, a 200 with an error inside, an empty abort while it drains), or that was
 preempted, may return to the head of its flow until part of an answer has gone to the client (`RequestContext.relays`).
 A request whose engine was not reached or went away may return only if no byte of an answer had come. A returned request
-is charged nothing. But a preempted request keeps its charge until it starts again; then the new run's charge replaces
-it, and nobody pays for the waste. A request that an engine received completely before it went away may be the cause. So
+is charged nothing. But a preempted request keeps its charge: the charge of its next run replaces it, and without a next
+run it stays. A request that an engine received completely before it went away may be the cause. So
 it is retried at most once, on another engine (or by the fallback pool), within the retry budget, and not for a tenant
 whose answers break anyhow.
 """
@@ -84,6 +84,8 @@ class Exchange(Relay):
     # --- decisions of admission ---
 
     def dispatched(self, backend: str) -> None:
+        if self.refuse_if_revoked():  # the event that started the request was that of the revocation
+            return
         target = self._pool.backends[backend]
         breaks = self._pool.breaks
         if breaks.paced and (waits_s := breaks.waits_s(self.context.tenant, time.monotonic())):

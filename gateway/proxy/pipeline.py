@@ -98,10 +98,10 @@ class Pipeline:
             pool.dispatcher.on_stranded = partial(self._fail_over, pool)
 
     def reject_revoked(self, exchanges: Iterable[AdmissionClient]) -> None:
-        """Reject waiting requests whose key is no longer valid."""
+        """Reject waiting requests whose key is no longer valid. Others may start or end by that."""
         for each in exchanges:
             assert isinstance(each, Exchange)
-            if each.request.progress.state is not State.DISPATCHED:
+            if each.request.progress.state not in (State.DISPATCHED, State.ENDED):
                 each.refuse_if_revoked()
 
     def authorize(self, request: HttpRequest) -> tuple[int, list[Header], bytes] | None:

@@ -25,7 +25,7 @@ _NO_EXTRA: Final = "install the extra first: pip install 'fairgate[tokenize]'"
 
 
 class TokenEstimator:
-    """An estimator for one model, by bytes per token or by the model's own tokenizer."""
+    """An estimator for one pool, by bytes per token or by the models' tokenizer."""
 
     def __init__(self, *, bytes_per_token: float | None = None, counter: Callable[[str], int] | None = None) -> None:
         self._counter = counter

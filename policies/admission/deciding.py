@@ -336,7 +336,7 @@ def strike(requests: RequestLedger, request: Request, now: float) -> None:
         lambda: requests.preemption.forget(request),
         lambda: requests.working_set.left(request, NO_SERVICE, now),
         lambda: requests.interactions.broke_off(request, NO_SERVICE, now),
-        lambda: requests.settle(request, NO_SERVICE, now),
+        lambda: requests.end_quota(request, NO_SERVICE, now),
         partial(_recount, requests),
     ]
     for part in parts:

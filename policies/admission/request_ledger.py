@@ -93,7 +93,7 @@ class RequestLedger(PoolTables):
         elif before is State.QUEUED:
             self._leave_line(request, now)
             self.interactions.broke_off(request, NO_SERVICE, now)
-            self.settle(request, NO_SERVICE, now)
+            self.end_quota(request, NO_SERVICE, now)
 
     def handed_over(self, request: Request, now: float) -> None:
         """Remove a request that fails over to another pool. Its interaction still has it under way."""
@@ -198,7 +198,7 @@ class RequestLedger(PoolTables):
         self.tree.left(request)
         self.interactions.served(request, service, now, awaits_more)
         self.working_set.left(request, service, now)
-        self.settle(request, service, now, ran_s)
+        self.end_quota(request, service, now, ran_s)
 
     def broken(self, request: Request, service: ServiceTokens, now: float) -> None:
         """End a dispatched request without a complete answer."""
@@ -207,7 +207,7 @@ class RequestLedger(PoolTables):
         self.tree.left(request)
         self.interactions.broke_off(request, service, now)
         self.working_set.left(request, service, now)
-        self.settle(request, service, now, ran_s)
+        self.end_quota(request, service, now, ran_s)
 
     def preempt(self, blocked: Blocked | None, engines: list[str], now: float) -> list[Preempt]:
         """Preempt at most one batch request, at one of these engines, for an interactive request without room.
@@ -329,7 +329,7 @@ class RequestLedger(PoolTables):
         if self.quotas is not None:
             self.quotas.withdrawn(request, now)
 
-    def settle(self, request: Request, service: ServiceTokens, now: float, ran_s: float = 0.0) -> None:
+    def end_quota(self, request: Request, service: ServiceTokens, now: float, ran_s: float = 0.0) -> None:
         if self.quotas is not None:
             self.quotas.ended(request, service, now, ran_s)
 

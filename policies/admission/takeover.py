@@ -1,8 +1,9 @@
 """Takeover of a pool's state: by a new configuration, after a restart, or by another pool.
 
-Waiting requests keep their places, running requests go on, and counts and learned statistics stay. A policy is replaced
-only if its own settings changed. The new policy adopts the waiting and running requests, and the counters of the old
-policy if both have equal units. Otherwise (a changed cost of a token, say) all tenants begin equal.
+Waiting requests keep their places, running requests go on, and counts and learned statistics stay. Requests of a
+removed key are rejected by `Pipeline.reject_revoked`. A policy is replaced only if its own settings changed. The new
+policy adopts the waiting and running requests, and the counters of the old policy if both have equal units. Otherwise
+(a changed cost of a token, say) all tenants begin equal.
 """
 
 from __future__ import annotations

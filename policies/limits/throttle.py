@@ -1,7 +1,7 @@
 """Which starts are rejected now? Overload- and interaction-driven throttling (OIT; FairServe, section 4.2).
 
-Requests are rejected only while the KV cache is overloaded, only at the start of an interaction, and only beyond a
-configured limit of their user or app. Only admitted requests count, so a client that keeps trying is not locked out by
+The throttle rejects requests only while the KV cache is overloaded, only at the start of an interaction, and only
+beyond a configured limit of their user or app. Only admitted requests count, so a client that keeps trying is not locked out by
 its attempts.
 
 If an app is beyond its limit, only users with more than an equal part of it are rejected. So one user cannot use up the

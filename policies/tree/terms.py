@@ -23,7 +23,7 @@ class GroupSettings:
         kind=float, above=0, most=1,
     )  # fmt: skip
     max_share: float | None = setting(
-        None, "Ceiling: part of the pool for its running requests, also while the rest is idle.",
+        None, "Ceiling: part of the pool's slots and KV cache for its running requests, also while the rest is idle.",
         kind=float, above=0, most=1,
     )  # fmt: skip
     max_running: int | None = setting(None, "Ceiling: running sequences in a pool.", kind=int, least=1, most=1_000_000)

@@ -110,6 +110,27 @@ async def test_what_waits_by_a_key_that_is_taken_back_is_refused(start: Starter,
             assert len(upstream.requests) == (1 if left == [TENANTS[1]] else 2)
 
 
+async def test_what_waits_of_a_removed_tenant_does_not_start_by_the_room_that_the_same_reload_makes(
+    start: Starter,
+) -> None:
+    engine, gone = Held(), {"name": "carol", "keys": [hash_key(other := new_key())]}
+    async with Upstream(engine) as upstream:
+        pools = one_at_a_time(upstream.url)
+        roomy = [{**pool, "backends": [{**one, "max_num_seqs": 8} for one in pool["backends"]]} for pool in pools]
+        config = start.config(pools=roomy, tenants=TENANTS, admin_token=TOKEN)
+        async with start(load=lambda: config, pools=pools, tenants=[*TENANTS, gone], admin_token=TOKEN) as live:
+            runs = asyncio.create_task(live.ask("/v1/chat/completions", chat(), key=NAMED))
+            await until(lambda: upstream.requests)
+            waits = [asyncio.create_task(live.ask("/v1/chat/completions", chat(), key=other)) for _ in range(3)]
+            await until(lambda: live.engine.queued == 3)
+            assert (await admin(live, "POST", "/reload")).status == 200
+            assert [(await each).status for each in waits] == [401] * 3
+            engine.may.set()
+            assert (await runs).status == 200
+            assert len(upstream.requests) == 1
+            assert live.holds_nothing()
+
+
 @pytest.mark.parametrize("preempted", [False, True])
 async def test_what_returns_to_the_queue_after_its_key_was_revoked_is_refused(start: Starter, preempted: bool) -> None:
     """The engine refuses it, or it is preempted: in both cases it would be sent again."""

@@ -130,6 +130,17 @@ def test_a_revoked_key_is_nobodys_wherever_it_is_from() -> None:
         assert holder(keyring, "named") == "alice"
 
 
+def test_an_issued_key_of_a_tenant_that_the_file_never_had_survives_the_removal_of_another() -> None:
+    keyring = Keyring(TENANTS, open_access=False, mints=False)
+    alien = keyring.holder("carol", key_of("issued", weight=3.0))
+    bobs = keyring.holder("bob", key_of("of bob"))
+    assert alien is not None
+    assert bobs is not None
+    keyring.learn({hashlib.sha256(b"issued").digest(): alien, hashlib.sha256(b"of bob").digest(): bobs}, set())
+    keyring.take_over(keyring.read(TENANTS[:1], ()), open_access=False)
+    assert [holder(keyring, key) for key in ("issued", "of bob")] == ["carol", None]
+
+
 def test_with_redis_no_key_is_minted_that_only_one_replica_would_know() -> None:
     assert [each.tenant for each in Keyring(TENANTS, open_access=False).minted] == ["bob"]
     assert Keyring(TENANTS, open_access=False, mints=False).minted == []

@@ -67,8 +67,8 @@ class StateConfig(Section):
     url: Annotated[SecretStr, AfterValidator(_checked_redis)] = Field(
         default=SecretStr(MEMORY), json_schema_extra={"default": MEMORY}
     )
-    """memory: nothing is shared. redis://HOST:PORT/DATABASE, rediss:// (TLS) or unix:///PATH: a Redis, Valkey or Redis
-    Cluster for all replicas; ${NAME}: from the environment."""
+    """memory: shared by the workers only. redis://HOST:PORT/DATABASE, rediss:// (TLS) or unix:///PATH: a Redis, Valkey
+    or Redis Cluster for all replicas; ${NAME}: from the environment."""
     limits_without_redis: Literal["share", "refuse"] = "share"
     """Conduct of a replica without Redis: keep to its share of every limit, or refuse tenants that have a limit."""
 
