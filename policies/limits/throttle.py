@@ -1,8 +1,8 @@
 """Which starts are rejected now? Overload- and interaction-driven throttling (OIT; FairServe, section 4.2).
 
 The throttle rejects requests only while the KV cache is overloaded, only at the start of an interaction, and only
-beyond a configured limit of their user or app. Only admitted requests count, so a client that keeps trying is not locked out by
-its attempts.
+beyond a configured limit of their user or app. Only admitted requests count, so a client that keeps trying is not
+locked out by its attempts.
 
 If an app is beyond its limit, only users with more than an equal part of it are rejected. So one user cannot use up the
 parts of the others. The tenant names its users. A tenant that names a new user for each request leaves each of them
