@@ -388,7 +388,14 @@ def _did_you_mean(wrong: str, choices: list[str]) -> str:
 
 
 def _found(value: object) -> str:
-    names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "a section"}
+    names = {
+        bool: "true or false",
+        int: "a number",
+        float: "a fraction",
+        str: "text",
+        list: "a list",
+        dict: "a section",
+    }
     return names.get(type(value), "nothing")
 
 

@@ -95,7 +95,7 @@ def test_every_fault_of_a_file_is_reported_at_once(tmp_path: Path, monkeypatch: 
         "write plain decimal digits, without quotes, leading zeros, underscores or colons",
         ":17:15: pools[1].backends: is empty; give at least one",
         ":18:5: pools[2].name: is missing",
-        ":18:33: pools[2].models[3]: should be text, not a number; put it in quotes",
+        ":18:33: pools[2].models[3]: should be text, not a fraction; put it in quotes",
         ":18:38: pools[2].models[4]: should be text, not true or false; put it in quotes",
         ":21:9: pools[2].backends[0].url: given twice, first on line 20",
         ":22:17: pools[2].backends[0].engine: should be auto or vllm or sglang or llama.cpp or tgi or tensorrt-llm"
