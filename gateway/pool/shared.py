@@ -12,7 +12,7 @@ from gateway.config.section import filled
 from gateway.config.sections.limits import ModelQuotasConfig, QuotaConfig
 from gateway.request.interaction_claim import ClaimReader
 from gateway.usage.calendar import calendar_of
-from policies.admission.deciding import HistoryLimits
+from policies.admission.admission_core import HistoryLimits
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import CapacitySettings

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from policies.admission.deciding import NOTHING, AdmissionCore
+from policies.admission.admission_core import NOTHING, AdmissionCore
 from policies.admission.decisions import Decision, Failure
 from policies.admission.explanation import Explanation, explain
 from policies.admission.request_ledger import NO_SERVICE

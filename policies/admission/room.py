@@ -16,9 +16,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 from math import inf
-from typing import Final
+from typing import Final, Protocol
 
-from policies.admission.other_gateways import Rivals
 from policies.admission.policy import Policy
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
@@ -40,6 +39,13 @@ NOT_SOON: Final = frozenset({Obstacle.CLOSED, Obstacle.TURN, Obstacle.CEILING, O
 """Obstacles whose end at an engine cannot be foreseen."""
 ANSWERS_MAX: Final = 64
 """Requests whose answers are kept. An order asks repeatedly about few requests."""
+
+
+class Rivals(Protocol):
+    """Requests that wait at other gateways for the engines of this pool."""
+
+    def is_preceded(self, request: Request, now: float) -> bool:
+        """Return whether a request that waits at another gateway goes before this request."""
 
 
 class DueTimes:

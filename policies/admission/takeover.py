@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
-from policies.admission.deciding import REMEMBERED, HistoryLimits
+from policies.admission.admission_core import REMEMBERED, HistoryLimits
 from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
 from policies.admission.policy import Policy

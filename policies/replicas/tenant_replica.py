@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from policies.admission.admission_core import Asker
 from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
-from policies.admission.other_gateways import Asker
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.replicas.messages import REPORTED_MAX, CallDelta, ReplicaReport, ReplicaView

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from policies.admission.deciding import HistoryLimits
+from policies.admission.admission_core import HistoryLimits
 from policies.capacity.gauges import Gauges
 from policies.capacity.output_lengths import APPS_MAX
 from policies.contexts import SHARE_MAX, SHARE_MIN, KeptShare, Kind

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from policies.admission.decisions import RECENT_MAX, Decision, Dispatch, RecentDecisions, Reject
 from policies.admission.lifecycle import IllegalEvent, UnknownRequest
-from policies.admission.other_gateways import Peers
 from policies.admission.policy import Policy
 from policies.admission.request_ledger import NO_SERVICE, RequestLedger
 from policies.admission.room import PoolRoom
@@ -35,6 +34,29 @@ from policies.tree.terms import Tree
 NOTHING: Final[Sequence[Decision]] = ()
 WAITED: Final = frozenset({Refusal.QUEUE_FULL, Refusal.QUEUE_TIMEOUT, Refusal.WAIT_TOO_LONG})
 """Reasons of rejections that a ceiling of the tree may have caused."""
+
+
+class Asker(Protocol):
+    """An admission engine that asks other gateways about a request."""
+
+    def peers_asked(self, request_id: str, now: float) -> None:
+        """Count the request, because the other gateways are asked about it now."""
+
+    def decided(self, request_id: str, refused: Refused | None, now: float) -> Sequence[Decision]:
+        """Queue the request after their answer, or reject it if it is beyond a limit (`refused`)."""
+
+
+class Peers(Protocol):
+    """The other gateways with which limits and interactions are shared."""
+
+    def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:
+        """Return whether the others must be asked first: about a shared limit, or about the request's interaction."""
+
+    def ask(self, engine: Asker, request: Request) -> None:
+        """Ask the others about a request of `engine`. Call its `peers_asked`, then `decided` with the answer."""
+
+    def let_go(self, request: Request) -> None:
+        """Forget a request that no longer needs an answer."""
 
 
 class HistoryLimits(NamedTuple):
