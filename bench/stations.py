@@ -59,7 +59,7 @@ STATIONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "admit": ("Pipeline._admit", "Pipeline._submit", "Dispatcher.submit"),
     "place": ("gateway/request/prefix_hashes.py", "policies/placements/", "Pool.prefix_of"),
-    "send": ("Exchange.dispatched", "Backend.send", "upstream_head"),
+    "send": ("Exchange.dispatched", "Backend.send", "RequestContext.upstream_head"),
     "relay": (
         "_Connection.data_received", "Exchange.head_received", "Exchange.body_received", "Exchange._complete_body",
         "Exchange._complete_stream", "Outbox.flush", "RequestContext.begin_answer", "RequestContext.answer",

@@ -18,7 +18,7 @@ _HOP_BY_HOP: Final = frozenset({
     b"upgrade",
 })  # fmt: skip
 
-_REQUEST_DROPPED: Final = _HOP_BY_HOP | {
+REQUEST_DROPPED: Final = _HOP_BY_HOP | {
     b"accept-encoding",  # the relay reads usage from the answer, so the answer must not be compressed
     b"api-key",
     b"authorization",
@@ -38,7 +38,8 @@ _REQUEST_DROPPED: Final = _HOP_BY_HOP | {
 }
 
 # These fields reveal the engine's login, address, software or neighbours, or set rules for our clients' browsers.
-_RESPONSE_DROPPED: Final = _HOP_BY_HOP | {
+# Framing and connection fields are the server's own.
+RESPONSE_DROPPED: Final = _HOP_BY_HOP | {
     b"access-control-allow-credentials", b"access-control-allow-headers", b"access-control-allow-methods",
     b"access-control-allow-origin", b"access-control-expose-headers", b"access-control-max-age", b"alt-svc",
     b"authentication-info", b"clear-site-data", b"content-location", b"date", b"endpoint-load-metrics", b"location",
@@ -52,17 +53,6 @@ RETRY_AFTER_S_MAX: Final = 86_400.0
 _P: Final = 0x70
 _X: Final = 0x78
 _PLAIN_CONNECTION: Final = frozenset({b"close", b"keep-alive", b""})
-
-
-def forward_request_headers(headers: list[Header]) -> list[Header]:
-    """Return the client's header fields that are forwarded to an engine."""
-    return _forwarded(headers, _REQUEST_DROPPED)
-
-
-def forward_response_headers(headers: list[Header]) -> list[Header]:
-    """Return the engine's header fields that are forwarded to the client. Framing and connection fields are the
-    server's own."""
-    return _forwarded(headers, _RESPONSE_DROPPED)
 
 
 def bearer_key(headers: list[Header]) -> bytes | None:
@@ -110,7 +100,7 @@ def is_json(kind: bytes) -> bool:
     return kind.partition(b";")[0].rstrip().endswith((b"/json", b"+json"))
 
 
-def _forwarded(headers: list[Header], dropped: frozenset[bytes]) -> list[Header]:
+def forwarded(headers: list[Header], dropped: frozenset[bytes]) -> list[Header]:
     """Return the fields that are forwarded: neither `dropped` nor named by `connection`."""
     kept = []
     named: list[bytes] = []
@@ -174,7 +164,7 @@ class Head(RecurringHead):
         """Return the first line and the forwarded fields, which are equal for all engines and for all requests with
         this head."""
         if not self._forwarded:
-            self._forwarded = self.lines(forward_request_headers(self.headers))
+            self._forwarded = self.lines(forwarded(self.headers, REQUEST_DROPPED))
         return self._forwarded
 
     def lines(self, fields: list[Header]) -> bytes:

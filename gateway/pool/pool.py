@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Set
 from functools import partial
 from math import inf
+from typing import Final
 
 import aiohttp
 
@@ -21,7 +22,6 @@ from gateway.config.sections.backends import BackendConfig
 from gateway.pool.backend import PROBE_INTERVAL_S, Backend
 from gateway.pool.breaks import Breaks
 from gateway.pool.dispatcher import Dispatcher
-from gateway.pool.retries import RetryBudget
 from gateway.pool.shared import Shared, admission_engine, engine_settings, policy_terms
 from gateway.pool.waiting import WaitingStreams
 from gateway.request.body.payload import Payload
@@ -41,12 +41,37 @@ AGAIN_S_UNKNOWN = 5.0
 """Retry time where only an operator knows when an engine takes requests again."""
 RETIRE_LOOK_S = 0.1
 """Interval of the checks whether a leaving backend has ended its requests."""
+PER_REQUEST: Final = 0.1
+AT_START: Final = 10.0
+SAVED_MAX: Final = 100.0
+"""Most saved retries: when an engine goes down, all of its requests go to others at once."""
 
 
 def estimator_of(config: PoolConfig) -> TokenEstimator:
     """Return the token estimator. Raise ValueError for a tokenizer that cannot be loaded."""
     counter = exact_counter(config.tokenizer) if config.tokenizer else None
     return TokenEstimator(bytes_per_token=config.bytes_per_token, counter=counter)
+
+
+class RetryBudget:
+    """The retry budget of a pool: a tenth of its requests, and a few at the start."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = AT_START
+
+    def sent(self) -> None:
+        """Count the first dispatch of a request."""
+        if self._left < SAVED_MAX:
+            self._left += PER_REQUEST
+
+    def take(self) -> bool:
+        """Spend one retry. Return False if the budget is empty."""
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
 
 
 class Pool:

@@ -13,13 +13,18 @@ from gateway.pool.pool import Pool
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.payload import NO_FIELDS, USER_LENGTH_MAX, Payload
 from gateway.request.interaction_claim import OF_INTEREST
-from gateway.request.within_context import within_context
 from policies.request import FREE, NO_CLAIM, Flow, Request, of_batch
 
 SECONDS: Final = re.compile(rb"\d{1,9}(\.\d{1,9})?")
 READ: Final = OF_INTEREST | {b"x-fairgate-app", b"x-fairgate-user", b"x-fairgate-class", b"x-fairgate-wait-s-max"}
 FLEX: Final = b'"flex"'
 """The `service_tier` of OpenAI's API for slower and cheaper requests."""
+OUTPUT_TOKENS_UNLIMITED: Final = 1 << 20
+"""Output limit of a request without limits, where the model's context is unknown."""
+CONTEXT_MARGIN: Final = 4
+"""Factor by which an estimated prompt must exceed the context to be refused; the engine judges shorter ones."""
+TRUNCATES: Final = b'"truncate_prompt_tokens"'
+"""Field by which vLLM shortens a prompt."""
 
 
 def _named(head: Head) -> dict[bytes, bytes]:
@@ -43,13 +48,7 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
     """
     payload, before, generates = context.payload, context.request, context.route.generates
     sequences = payload.sequences if generates else 1
-    prompt_tokens, output_tokens_max = within_context(
-        payload,
-        pool.estimator.estimate(payload.prompt),
-        sequences,
-        pool.context_tokens_max(payload.model),
-        generates=generates,
-    )
+    prompt_tokens, output_tokens_max = _within_context(payload, pool, sequences, generates=generates)
     if before is not None:
         flow, weight, claim, progress = before.flow, context.principal.weight, before.claim, before.progress
         system_tokens = before.system_tokens * prompt_tokens // max(1, before.prompt_tokens)
@@ -95,6 +94,31 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
         else pool.quotas.names(context.tenant, context.principal.counts_as, payload.model, flow.user),
         price=FREE if pool.quotas is None else pool.quotas.price(payload.model),
     )
+
+
+def _within_context(payload: Payload, pool: Pool, sequences: int, *, generates: bool) -> tuple[int, int]:
+    """Return the tokens that the prompt and the output count with, bounded by the model's context.
+
+    Raise ApiError for a request that cannot fit into the context.
+    """
+    asked, prompt_tokens = payload.output_tokens_max, pool.estimator.estimate(payload.prompt)
+    context_tokens = pool.context_tokens_max(payload.model)
+    if context_tokens is not None:
+        if asked is not None and asked > context_tokens:
+            message = f"{asked} output tokens are more than the model's context of {context_tokens} tokens"
+            raise ApiError(Reason.CONTEXT_LENGTH_EXCEEDED, message, param=payload.output_param)
+        ids, prompts = payload.prompt.token_ids()
+        is_exact = ids > context_tokens * prompts and TRUNCATES not in payload.body
+        if is_exact or prompt_tokens > CONTEXT_MARGIN * context_tokens * max(sequences, prompts):
+            count = f"{ids} tokens, more" if is_exact else f"about {prompt_tokens} tokens, many more"
+            message = f"the prompt has {count} than the model's context of {context_tokens}; shorten it"
+            raise ApiError(Reason.CONTEXT_LENGTH_EXCEEDED, message, param=payload.prompt_param)
+        if generates:
+            prompt_tokens = min(prompt_tokens, context_tokens * sequences)
+    if not generates:
+        return prompt_tokens, 0
+    room = OUTPUT_TOKENS_UNLIMITED if context_tokens is None else max(1, context_tokens - prompt_tokens)
+    return prompt_tokens, min(room if asked is None else asked, room) * sequences
 
 
 def _seconds(given: bytes) -> float:

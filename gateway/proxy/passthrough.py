@@ -9,16 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 from backends.upstream_errors import ConnectFailed, ProtocolViolation, ReadTimedOut, UpstreamError
 from gateway.http.errors import Reason
-from gateway.http.headers import Header, forward_response_headers
+from gateway.http.headers import RESPONSE_DROPPED, Header, forwarded
 from gateway.pool.backend import Backend
 from gateway.pool.pool import Pool
 from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX
 from gateway.proxy.refusals import failure_error
-from gateway.proxy.relay import HELD, RELAYED, RETURNED, Ending, Phase, Relay
+from gateway.proxy.relay import Ending, Relay
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.payload import Payload
 from gateway.request.bypass_limiter import BypassLimiter
-from gateway.request.upstream_head import upstream_head
 from gateway.telemetry.record import NO_SERVICE, Outcome
 from policies.request import ServiceTokens
 
@@ -26,7 +25,7 @@ from policies.request import ServiceTokens
 class PassThrough(Relay):
     """A relayed request and its answer. `settled` is called once, at the end."""
 
-    __slots__ = ("_bypass_limiter", "_ending", "_engines", "_error", "_payload", "_settled")
+    __slots__ = ("_bypass_limiter", "_ending", "_engines", "_error", "_is_error", "_payload", "_settled")
 
     def __init__(
         self,
@@ -43,13 +42,14 @@ class PassThrough(Relay):
         self._payload = payload
         """The body, until an engine answers; None without one."""
         self._ending = Ending([])
+        self._is_error = False
         self._error = b""
 
     def begin(self) -> None:
         """Count the request as running and send it. Counted no sooner, since only its end releases the count."""
         backend = next(self._engines)
         self._bypass_limiter.begin(self.context.tenant)
-        self._upstream_head = upstream_head(self.context)
+        self._upstream_head = self.context.upstream_head()
         self.context.responder.on_disconnect = self._client_gone
         self.send(backend, self._payload)
 
@@ -57,11 +57,10 @@ class PassThrough(Relay):
         self._upstream_head, self._payload = b"", None
         self._status, self._headers = status, headers
         self._ending = Ending(headers)
-        is_error = status >= 300 and status != 304  # 304 confirms the client's copy
-        self.phase = (HELD if is_error else RELAYED)[self.phase]
+        self._is_error = status >= 300 and status != 304  # 304 confirms the client's copy
 
     def body_received(self, data: bytes) -> None:
-        if self.phase is Phase.HELD:
+        if self._is_error:
             self._error += data
             if len(self._error) > ERROR_BODY_BYTES_MAX:
                 self.cancel()
@@ -75,7 +74,7 @@ class PassThrough(Relay):
             responder.start(self._status, self._fields(), first=data)
 
     def completed(self) -> None:
-        if self.phase is Phase.HELD:
+        if self._is_error:
             self.fail_with_error(self._error)
             return
         if self._ending.is_missing:
@@ -95,7 +94,6 @@ class PassThrough(Relay):
         assert self._call is not None
         other = None if self._call.sends else next(self._engines, None)
         if other is not None:
-            self.phase = RETURNED[self.phase]
             self.send(other, self._payload)
             return
         timed_out = isinstance(error, ReadTimedOut)
@@ -115,7 +113,7 @@ class PassThrough(Relay):
         self._settled(self.context, "")
 
     def _fields(self) -> list[Header]:
-        return [*forward_response_headers(self._headers), self.context.id_field()]
+        return [*forwarded(self._headers, RESPONSE_DROPPED), self.context.id_field()]
 
 
 def engines_of(pools: Sequence[Pool]) -> Iterator[Backend]:

@@ -33,11 +33,9 @@ from gateway.proxy.refusals import refusal_error, revoked_key_error
 from gateway.proxy.request_context import RequestContext
 from gateway.request.apis import OTHER
 from gateway.request.body.payload import JsonPayload, Payload
-from gateway.request.body.read import read_body
 from gateway.request.bypass_limiter import BypassLimiter
 from gateway.request.cors import Cors
 from gateway.request.routes import MODELS, RouteKind, Routes
-from gateway.request.upstream_head import upstream_head
 from gateway.telemetry.record import NO_SERVICE, Outcome, RequestRecord
 from gateway.telemetry.trace import Sampler
 from policies.admission.decisions import Reject
@@ -215,7 +213,7 @@ class Pipeline:
         elif kind is RouteKind.PASS and not context.body:
             self._pass_through(context, None).begin()
         else:
-            context.payload = read_body(context, context.route.api, self._json_bytes_max)
+            context.payload = context.read_body(self._json_bytes_max)
             if not self.keyring.takes(context.principal):
                 raise revoked_key_error()
             if kind is RouteKind.PASS:
@@ -251,7 +249,7 @@ class Pipeline:
 
     @staticmethod
     def _submit(context: RequestContext, request: Request) -> None:
-        head = upstream_head(context)
+        head = context.upstream_head()
         # Where nothing is generated, the engine's count of prompt tokens is checked against the commas.
         context.payload.let_go(counts_commas=not context.route.generates)
         context.body = b""

@@ -10,14 +10,16 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from backends.answers.sse import Dialect, StreamMeter
-from gateway.http.errors import ApiError, expected_wait_headers
-from gateway.http.headers import Header, forward_response_headers
+from gateway.http.errors import ApiError, Reason, expected_wait_headers
+from gateway.http.headers import REQUEST_DROPPED, RESPONSE_DROPPED, Header, forwarded, header_of
 from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.keys.identity import Keyring, Principal
 from gateway.proxy.engine_errors import OWN_ERROR_EVENTS
 from gateway.proxy.refusals import in_words, rate_limit_headers
-from gateway.request.body.payload import Payload
+from gateway.request.apis import AUDIO, OTHER
+from gateway.request.body.form import is_form, read_form
+from gateway.request.body.payload import Payload, read_json
 from gateway.request.routes import Route
 from policies.queue.expected_wait import interval_s
 from policies.request import State
@@ -76,6 +78,32 @@ class RequestContext(HttpRequest):
         """Record the caller, as named by the key."""
         self.principal = principal
         self.tenant, self.group, self.key = principal.tenant, principal.group, principal.label
+
+    def read_body(self, json_bytes_max: int) -> Payload:
+        """Read a body of JSON of at most `json_bytes_max` bytes, or a form where the API takes forms. Raise `ApiError`
+        for a larger body of JSON, and for one that cannot be read.
+
+        All other bodies are read as JSON whatever their content-type, since some engines ignore it.
+        """
+        api = self.route.api
+        if api is AUDIO or api is OTHER:
+            content_type = header_of(self.headers, b"content-type")
+            if is_form(content_type):
+                return read_form(self.body, content_type, api)
+            if api is AUDIO:
+                message = "a form with a file is expected: content-type multipart/form-data"
+                raise ApiError(Reason.INVALID_REQUEST, message)
+        if len(self.body) > json_bytes_max:
+            message = f"the body has {len(self.body)} bytes of JSON, and at most {json_bytes_max} are read"
+            raise ApiError(Reason.BODY_TOO_LARGE, message)
+        return read_json(self.body, api)
+
+    def upstream_head(self) -> bytes:
+        """Return the head of the request to any engine, without the lines that depend on the engine."""
+        head, trace = self.head, self.trace
+        passed_on = None if trace is None else trace.passed_on(forwarded(head.headers, REQUEST_DROPPED))
+        lines = head.forwarded() if passed_on is None else head.lines(passed_on)
+        return lines + b"x-request-id: " + self.id.encode() + b"\r\n"
 
     def wait(self) -> None:
         """Register a stream for comments while it waits."""
@@ -163,7 +191,7 @@ class RequestContext(HttpRequest):
 
     def _answer_fields(self, headers: list[Header]) -> list[Header]:
         """Return the header fields of an engine's answer, with the gateway's own."""
-        fields = forward_response_headers(headers)
+        fields = forwarded(headers, RESPONSE_DROPPED)
         self._add_own_fields(fields)
         return fields
 

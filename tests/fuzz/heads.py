@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.http.addresses import TrustedProxies, household
 from gateway.http.errors import ApiError
-from gateway.http.headers import bearer_key, forward_request_headers
+from gateway.http.headers import REQUEST_DROPPED, bearer_key, forwarded
 from gateway.http.http_request import HttpRequest, RequestReader
 from gateway.http.server_limits import ServerLimits
 from gateway.telemetry.trace import Sampler
@@ -62,7 +62,7 @@ def _read(cut: list[bytes], *, anew: bool = False) -> list[HttpRequest | None]:
 def _look(request: HttpRequest) -> None:
     assert request.path.startswith(("/", "*"))
     assert len(request.body) <= LIMITS.body_bytes_max
-    names = {name for name, _ in forward_request_headers(request.headers)}
+    names = {name for name, _ in forwarded(request.headers, REQUEST_DROPPED)}
     assert not names & {b"authorization", b"x-api-key", b"host", b"connection", b"content-length"}
     assert bearer_key(request.headers) != b""
     household(PROXIES.client("10.0.0.1", request.headers))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.pool.retries import AT_START, PER_REQUEST, SAVED_MAX, RetryBudget
+from gateway.pool.pool import AT_START, PER_REQUEST, SAVED_MAX, RetryBudget
 from tests.gateway.capture import OK, Peer, Script, Seen, Upstream, answer, replies, silent
 from tests.gateway.live import MODEL, Answer, Live, Simulated, Starter, chat, simulated, until
 from tests.gateway.playbook import ASKED, STREAMED

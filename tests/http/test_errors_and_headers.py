@@ -11,10 +11,11 @@ import pytest
 from backends.answers.sse import Dialect
 from gateway.http.errors import ApiError, Reason, dialect_of
 from gateway.http.headers import (
+    REQUEST_DROPPED,
+    RESPONSE_DROPPED,
     RETRY_AFTER_S_MAX,
     bearer_key,
-    forward_request_headers,
-    forward_response_headers,
+    forwarded,
     retry_after_s,
 )
 
@@ -97,7 +98,7 @@ PRIVATE = """
 
 def test_fields_of_a_request_that_are_the_gateways_or_of_one_hop_are_dropped() -> None:
     dropped = [(name.encode(), b"close") for name in (*HOP_BY_HOP, *PRIVATE.split())]
-    assert forward_request_headers([KEPT[0], *dropped, *KEPT[1:]]) == KEPT
+    assert forwarded([KEPT[0], *dropped, *KEPT[1:]], REQUEST_DROPPED) == KEPT
 
 
 ENGINES_OWN = """
@@ -108,13 +109,13 @@ ENGINES_OWN = """
 
 def test_fields_of_an_answer_that_are_the_engines_own_or_of_one_hop_are_dropped() -> None:
     dropped = [(name.encode(), b"close") for name in (*HOP_BY_HOP, *ENGINES_OWN.split())]
-    assert forward_response_headers([KEPT[0], *dropped, *KEPT[1:]]) == KEPT
+    assert forwarded([KEPT[0], *dropped, *KEPT[1:]], RESPONSE_DROPPED) == KEPT
 
 
 def test_fields_named_in_connection_are_dropped_wherever_they_stand() -> None:
     named = [(b"connection", b"keep-alive, A ,c"), (b"connection", b"D")]
     headers = [(b"a", b"1"), named[0], (b"b", b"2"), named[1], (b"c", b"3"), (b"d", b"4")]
-    assert forward_request_headers(headers) == [(b"b", b"2")]
+    assert forwarded(headers, REQUEST_DROPPED) == [(b"b", b"2")]
 
 
 @pytest.mark.parametrize(
