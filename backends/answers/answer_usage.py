@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 from msgspec import Raw
 
 from backends.answers.answer_keys import KEY_BYTES_MAX, AnswerKeys
-from backends.answers.body import Body, Choice, Message, decode_body, decode_generated, decode_items, decode_plain
+from backends.answers.body import (
+    Answer,
+    Body,
+    Choice,
+    Message,
+    Usage,
+    decode_body,
+    decode_generated,
+    decode_items,
+    decode_plain,
+)
 from backends.answers.members import MemberFinder
 
 TOKENS_MAX: Final = 1 << 40
@@ -41,20 +50,6 @@ _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 PLAIN_BYTES_MAX: Final = 4096
 _NOTHING: Final = frozenset({b"null", b'""', b"[]", b"{}", b"false"})
 _NOTHING_BYTES_MAX: Final = 5
-
-
-@dataclass(slots=True, init=False)
-class Usage:
-    """Tokens of one request by the engine's own count. None where the engine reports no valid count."""
-
-    prompt_tokens: int | None
-    output_tokens: int | None
-    cached_tokens: int
-
-    def __init__(self, prompt_tokens: int | None, output_tokens: int | None, cached_tokens: int = 0) -> None:
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens
-        self.cached_tokens = cached_tokens
 
 
 def plain(raw: Raw) -> object:
@@ -121,36 +116,6 @@ def usage_of(fields: object, before: Usage | None = None) -> Usage | None:
 
 def _count(value: object) -> int | None:
     return value if type(value) is int and 0 <= value <= TOKENS_MAX else None
-
-
-class Answer:
-    """The facts in a complete answer.
-
-    Attributes:
-        id: the name by which a later Responses call may continue from this answer.
-        awaits_more: True if the answer asks for a tool, so that another call follows; False if final; None if unknown.
-        keys: correlation keys.
-        is_drained: the answer is a refusal in disguise (aborted, no token), as vLLM gives while it shuts down.
-        is_whole: the answer is JSON from its first byte to its last.
-    """
-
-    __slots__ = ("awaits_more", "id", "is_drained", "is_whole", "keys", "usage")
-
-    def __init__(
-        self,
-        id: str,
-        usage: Usage | None,
-        awaits_more: bool | None,
-        is_drained: bool,
-        keys: AnswerKeys | None = None,
-        is_whole: bool = True,
-    ) -> None:
-        self.id = id
-        self.keys = keys if keys is not None else AnswerKeys()
-        self.usage = usage
-        self.awaits_more = awaits_more
-        self.is_drained = is_drained
-        self.is_whole = is_whole
 
 
 def read_answer(body: bytes) -> Answer:

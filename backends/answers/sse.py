@@ -14,8 +14,17 @@ from typing import Final
 import msgspec
 
 from backends.answers.answer_keys import KEY_BYTES_MAX, AnswerKeys
-from backends.answers.answer_usage import TOOL_ITEMS, Usage, asks_for_more, holds_any, plain, taken_together, usage_of
-from backends.answers.body import Delta, Envelope, ErrorFields, EventChoice, MessageDelta, StreamEvent, decode_event
+from backends.answers.answer_usage import TOOL_ITEMS, asks_for_more, holds_any, plain, taken_together, usage_of
+from backends.answers.body import (
+    Delta,
+    Envelope,
+    ErrorFields,
+    EventChoice,
+    MessageDelta,
+    StreamEvent,
+    Usage,
+    decode_event,
+)
 from backends.answers.members import MemberFinder
 
 # A blank line is two line ends, each CRLF, LF or CR. A final CR may be half a CRLF, so it ends nothing yet.

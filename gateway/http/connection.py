@@ -17,11 +17,11 @@ from typing import Final, cast
 
 from backends.client.outbox import Outlet
 from gateway.http.accounts import Account
-from gateway.http.buffer_accounting import BufferAccounting
+from gateway.http.addresses import household
 from gateway.http.errors import ApiError, Reason, dialect_of
 from gateway.http.http_request import HttpRequest, RequestReader
 from gateway.http.responder import Responder
-from gateway.http.server_state import ServerState
+from gateway.http.server_state import BUSY_RETRY_S, ServerState
 from gateway.http.sockets import abort_if_stalled, is_hung_up, peer_of, reset_on_close
 
 _log = logging.getLogger(__name__)
@@ -49,9 +49,9 @@ class Connection(asyncio.Protocol):
     """The protocol of one accepted connection. After `deadline` the server's sweep calls `expire`."""
 
     __slots__ = (
-        "_address", "_body_began_at", "_buffers", "_head_began", "_is_anonymous", "_limits", "_outlet", "_peer",
-        "_peer_is_proxy", "_pending", "_reader", "_reading_paused", "_responder", "_server", "_since", "_state",
-        "_tenant", "_transport", "_writing_paused", "deadline", "tenant",
+        "_address", "_body_began_at", "_body_bytes", "_body_of", "_head_began", "_head_bytes", "_is_anonymous",
+        "_limits", "_outlet", "_peer", "_peer_is_proxy", "_pending", "_reader", "_reading_paused", "_responder",
+        "_server", "_since", "_state", "_tenant", "_transport", "_writing_paused", "deadline", "tenant",
     )  # fmt: skip
 
     def __init__(self, server: ServerState) -> None:
@@ -60,7 +60,9 @@ class Connection(asyncio.Protocol):
         self._state = _HEAD
         self._responder: Responder | None = None
         self._pending = b""  # bytes after the request that is being answered
-        self._buffers = BufferAccounting(server)
+        self._head_bytes = 0  # counted for the address
+        self._body_bytes = 0  # counted for tenant, address and server
+        self._body_of: HttpRequest | None = None
         self._body_began_at = 0.0
         self._address: Account | None = None
         self._tenant: Account | None = None
@@ -145,14 +147,14 @@ class Connection(asyncio.Protocol):
                         self._head_began = True
                         self._set_deadline(self._limits.client_head_s)
                     at = reader.take_head(data, at)
-                    if self._is_anonymous and self._address is not None:
-                        self._buffers.hold_head(self._address, len(reader.partial))
+                    if self._is_anonymous:
+                        self._hold_head(len(reader.partial))
                     if reader.request is not None:
                         self._begin(reader.request, body_follows=not reader.complete, body_is_here=at < size)
                 else:
                     at = reader.take_body(data, at)
                     if not reader.complete and reader.request is not None:
-                        self._buffers.hold_body(reader.request, reader.body_bytes)
+                        self._hold_body(reader.request, reader.body_bytes)
                 if self._state < _ANSWER and reader.complete:
                     self._serve()
                     if at < size:
@@ -202,9 +204,9 @@ class Connection(asyncio.Protocol):
         request = self._reader.request
         assert request is not None
         if len(request.body) > _SMALL_BODY_BYTES:
-            self._buffers.hold_body(request, len(request.body))
-        elif self._buffers.body_bytes:
-            self._buffers.release_body()
+            self._hold_body(request, len(request.body))
+        elif self._body_bytes:
+            self.release_body()
         responder = self._new_responder(request, keep_alive=self._reader.keep_alive)
         try:
             self._server.handler(request, responder)
@@ -241,18 +243,51 @@ class Connection(asyncio.Protocol):
         if self._pending:
             self._read(self._pending)
 
+    # bytes of a request until its answer begins; beyond a bound they raise `ApiError` and stay counted until released
+
+    def _hold_head(self, head_bytes: int) -> None:
+        """Set the bytes held of a head without a key. Raise ApiError if all unfinished heads of the address together
+        exceed the largest permitted head."""
+        address = self._address
+        if address is None:
+            return
+        address.heads_bytes += head_bytes - self._head_bytes
+        self._head_bytes = head_bytes
+        if head_bytes and address.heads_bytes > self._server.limits.header_bytes_max:
+            message = "Your address is sending too many unfinished headers at once: send each of them whole."
+            raise ApiError(Reason.TOO_MANY_AT_ONCE, message, retry_after_s=BUSY_RETRY_S)
+
+    def _hold_body(self, request: HttpRequest, body_bytes: int) -> None:
+        """Set the bytes held of this request's body. Raise ApiError if its tenant, its address or the server holds too
+        many."""
+        server = self._server
+        more_bytes = body_bytes - self._body_bytes
+        self._body_of, self._body_bytes = request, body_bytes
+        server.bodies_bytes += more_bytes
+        try:
+            if request.tenant:
+                server.tenants.hold(request.tenant, more_bytes)
+        finally:
+            server.addresses.hold(household(request.client), more_bytes)
+        if more_bytes > 0 and server.bodies_bytes > server.limits.bodies_bytes_max:
+            message = "The server is receiving too many large requests: try again."
+            raise ApiError(Reason.SERVER_BUSY, message, retry_after_s=BUSY_RETRY_S)
+
+    def release_body(self) -> None:
+        """Release the body, since an engine answers or the request is dropped."""
+        if self._body_of is not None:
+            self._hold_body(self._body_of, 0)
+            self._body_of = None
+
     # how an answer ends: called by the responder
 
     def may_keep_alive(self) -> bool:
         return not self._server.stopping
 
-    def body_let_go(self) -> None:
-        self._buffers.release_body()
-
     def answered(self, *, keep_alive: bool) -> None:
         self._responder = None
-        if self._buffers.body_bytes:
-            self._buffers.release_body()
+        if self._body_bytes:
+            self.release_body()
         if self._state != _ANSWER:
             return
         if not keep_alive:
@@ -285,8 +320,7 @@ class Connection(asyncio.Protocol):
             head = (self._reader.partial + data).partition(b"\r\n\r\n")[0] + b"\r\n"
             origin = [(b"origin", found[1]) for found in _ORIGIN.finditer(head)]
             request = self._server.unread_request(self._peer, self._reader.path, origin)
-        if self._server.on_refused is not None:
-            self._server.on_refused(request, error)
+        self._server.on_refused(request, error)
         responder = self._new_responder(request, keep_alive=False)
         headers = [*error.headers(), (b"x-request-id", request.id.encode())]
         responder.respond(error.status, headers, error.body(dialect_of(self._reader.path)))
@@ -310,9 +344,8 @@ class Connection(asyncio.Protocol):
     def _drop(self) -> None:
         """Drop all received bytes."""
         self._pending = self._reader.partial = b""
-        self._buffers.release_body()
-        if self._address is not None:
-            self._buffers.hold_head(self._address, 0)
+        self.release_body()
+        self._hold_head(0)
 
     def _client_gone(self) -> None:
         """End the connection after the client closed its side. A client that half-closes and still expects an answer

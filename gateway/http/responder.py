@@ -20,7 +20,7 @@ class _Owner(Protocol):
     """The connection, as an answer sees it."""
 
     def may_keep_alive(self) -> bool: ...
-    def body_let_go(self) -> None: ...
+    def release_body(self) -> None: ...
     def answered(self, *, keep_alive: bool) -> None: ...
     def break_off(self, *, reset: bool) -> None: ...
 
@@ -61,7 +61,7 @@ class Responder:
     def let_body_go(self) -> None:
         """Report that the body of the request is no longer held."""
         if not self.closed:
-            self._connection.body_let_go()
+            self._connection.release_body()
 
     def respond(self, status: int, headers: Sequence[Header], body: bytes) -> None:
         """Send a complete answer."""

@@ -58,8 +58,8 @@ class ServerState:
         handler: Handler,
         limits: ServerLimits,
         *,
+        on_refused: RefusedHook,
         on_head: HeadHook | None = None,
-        on_refused: RefusedHook | None = None,
         proxies: TrustedProxies | None = None,
         kind: type[HttpRequest] = HttpRequest,
     ) -> None:

@@ -84,11 +84,10 @@ class Pool:
         backends: Mapping[Backend, BackendConfig],
         shared: Shared,
         settled: Callable[[RequestRecord, str], None],
-        estimator: TokenEstimator | None = None,
-        background: Background | None = None,
+        estimator: TokenEstimator,
+        background: Background,
     ):
-        """Create a pool. Raise ValueError for an unusable tokenizer, unless an `estimator` is given. `background`
-        collects the faults of its tasks."""
+        """Create a pool. `background` collects the faults of its tasks."""
         self.name = config.name
         self.backends: dict[str, Backend] = {}
         """Backends by name, including those that leave and still have running requests."""
@@ -96,7 +95,7 @@ class Pool:
         """Return the pool that serves requests while no backend here can, or None."""
         self.on_gone: Callable[[Backend], None] = lambda backend: None
         """Called with a backend that has left the config and ended its last request."""
-        self.estimator = estimator or estimator_of(config)
+        self.estimator = estimator
         self.retries = RetryBudget()
         self.breaks = Breaks()
         self.answers_bytes = 0

@@ -8,13 +8,12 @@ from functools import partial
 
 import aiohttp
 
-from backends.name_resolution import Resolver
 from backends.simulated.engine_profiles import profile
 from backends.simulated.simulated_server import SimulatedServer
 from gateway.config.model import Config, PoolConfig
 from gateway.config.sections.backends import BackendConfig
 from gateway.pool.backend import Backend, terms_of
-from gateway.pool.engine_addresses import Addresses
+from gateway.pool.engine_addresses import Addresses, Resolver
 from gateway.pool.pool import RETIRE_LOOK_S, Pool, estimator_of
 from gateway.pool.shared import Shared
 from gateway.request.estimate import TokenEstimator
@@ -132,6 +131,7 @@ class Pools:
         for one in prepared:
             pool = one.pool
             if pool is None:
+                assert one.estimator is not None
                 pool = Pool(one.config, config, one.backends, shared, self._settled, one.estimator, self._background)
                 pool.on_gone = partial(self._report_gone, pool)
                 if self._session is not None:

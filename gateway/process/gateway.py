@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import aiohttp
 from aiohttp import web
 
-from backends.name_resolution import Resolver, resolve
 from gateway.config.changes import weights_that_differ
 from gateway.config.model import Config
 from gateway.http.addresses import TrustedProxies
@@ -32,6 +31,7 @@ from gateway.keys.stored_responses import StoredResponses
 from gateway.operator.admin_listener import admin_app, admin_runner, worker_app
 from gateway.operator.self_service.self_service import SelfService
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, snapshot_of
+from gateway.pool.engine_addresses import Resolver, resolve
 from gateway.pool.learned import LearnedFile
 from gateway.pool.pool import Pool
 from gateway.pool.pools import CannotTakeOver, Pools, deployments_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from backends.answers.answer_usage import Usage
+from backends.answers.body import Usage
 from backends.answers.sse import Dialect
 from gateway.request.body.payload import Payload
 from gateway.request.routes import Route

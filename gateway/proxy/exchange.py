@@ -22,7 +22,8 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from backends.answers.answer_keys import AnswerKeys
-from backends.answers.answer_usage import Usage, made_bytes, read_answer, usage_finder, usage_found
+from backends.answers.answer_usage import made_bytes, read_answer, usage_finder, usage_found
+from backends.answers.body import Usage
 from backends.answers.members import MemberFinder
 from backends.answers.sse import Dialect, StreamMeter, is_event_stream
 from backends.upstream_errors import ProtocolViolation, ReadTimedOut, UpstreamError

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.request.fields import Fields
+from gateway.request.fields import AllFields
 
-NAMES: Final = Fields.__struct_fields__
+NAMES: Final = AllFields.__struct_fields__
 
 
 class Api:

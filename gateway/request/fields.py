@@ -82,37 +82,27 @@ class Fields(msgspec.Struct):
     messages: Raw = Raw()
     prompt: Raw = Raw()
     input: Raw = Raw()
-    # From here to the end: fields that steer engines of any kind. First scheduling and cache;
-    priority: Raw = Raw()
-    cache_salt: Raw = Raw()
-    extra_key: Raw = Raw()
     session_id: Raw = Raw()
-    session_params: Raw = Raw()
-    kv_hint: Raw = Raw()
-    kv_hints: Raw = Raw()
-    agent_hint: Raw = Raw()
-    id_slot: Raw = Raw()
-    # the request's name, since the name of another request would end or join that request;
-    request_id: Raw = Raw()
-    rid: Raw = Raw()
-    # the engine's processes that work, and their messages to each other;
-    data_parallel_rank: Raw = Raw()
-    routed_dp_rank: Raw = Raw()
-    disagg_prefill_dp_rank: Raw = Raw()
-    bootstrap_host: Raw = Raw()
-    bootstrap_port: Raw = Raw()
-    bootstrap_room: Raw = Raw()
-    disaggregated_params: Raw = Raw()
-    kv_transfer_params: Raw = Raw()
-    ec_transfer_params: Raw = Raw()
-    # adapters and code beside the requested model, and effects on all requests;
-    vllm_xargs: Raw = Raw()
-    custom_logit_processor: Raw = Raw()
-    lora_path: Raw = Raw()
-    ngram_corpus_id: Raw = Raw()
-    custom_labels: Raw = Raw()
-    # the tokens per event, by which output is counted.
-    stream_interval: Raw = Raw()
+    """The first of the fields that steer an engine, and the only one that is read here, too."""
+
+
+_STEERING: Final = (
+    # Scheduling and cache.
+    "priority", "cache_salt", "extra_key", "session_params", "kv_hint", "kv_hints", "agent_hint", "id_slot",
+    # The request's name, since the name of another request would end or join that request.
+    "request_id", "rid",
+    # The engine's processes that work, and their messages to each other.
+    "data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank", "bootstrap_host", "bootstrap_port",
+    "bootstrap_room", "disaggregated_params", "kv_transfer_params", "ec_transfer_params",
+    # Adapters and code beside the requested model, and effects on all requests.
+    "vllm_xargs", "custom_logit_processor", "lora_path", "ngram_corpus_id", "custom_labels",
+    # The tokens per event, by which output is counted.
+    "stream_interval",
+)  # fmt: skip
+"""Further fields that steer engines of any kind."""
+AllFields: Final = cast(
+    type[Fields], msgspec.defstruct("AllFields", [(name, Raw, Raw()) for name in _STEERING], bases=(Fields,))
+)
 
 
 class Turn(msgspec.Struct):
@@ -124,6 +114,23 @@ class Turn(msgspec.Struct):
     tool_call_id: Raw = Raw()
     """Id of the tool call whose result this is; `call_id` in a Responses item."""
     call_id: Raw = Raw()
+
+
+class TurnKeys(msgspec.Struct):
+    """The correlation keys of a conversation, read and not decoded.
+
+    Attributes:
+        tool_ids: ids of the tool calls whose results come last, or that the model's last turn names in its text.
+        last_turn: name of the user's last turn if it follows the model's, else b"".
+        turn: name of the user's turn before the model's last turn, and the beginning of the model's; b"" without
+            either.
+        lines: lines of the turns at the end and at the beginning.
+    """
+
+    tool_ids: list[bytes] = []
+    last_turn: bytes = b""
+    turn: bytes = b""
+    lines: list[str] = []
 
 
 class _CountedTurn(Turn):
@@ -148,7 +155,7 @@ class _Member(str):
         _decoded.count()
 
 
-decode_fields = msgspec.json.Decoder(Fields).decode
+decode_fields = msgspec.json.Decoder(AllFields).decode
 decode_user = msgspec.json.Decoder(UserMetadata).decode
 decode_one_text = msgspec.json.Decoder(tuple[TextBlock]).decode
 decode_number = msgspec.json.Decoder(int | bool | None, strict=False).decode

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from backends.name_resolution import KnownAddresses, resolve
+from gateway.pool.engine_addresses import KnownAddresses, resolve
 
 TTL_S = 10.0
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.answers.answer_usage import Usage
+from backends.answers.body import Usage
 from backends.answers.sse import Dialect, StreamMeter
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from backends.answers.answer_usage import Usage, made_bytes, read_answer, usage_finder, usage_found
+from backends.answers.answer_usage import made_bytes, read_answer, usage_finder, usage_found
+from backends.answers.body import Usage
 from backends.answers.sse import Dialect, StreamMeter
 from backends.client.call import UpstreamCall
 from backends.client.upstream import UpstreamPool, _Connection

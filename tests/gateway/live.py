@@ -18,11 +18,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import policies.request
-from backends.name_resolution import Resolver, resolve
 from backends.simulated.engine_profiles import EngineProfile
 from gateway.config.model import Config
 from gateway.config.sections.keys import open_name
 from gateway.http.server_state import ServerState
+from gateway.pool.engine_addresses import Resolver, resolve
 from gateway.process.gateway import Gateway
 from gateway.storage.hub.run_directory import WorkerSlot
 from policies.admission.engine import AdmissionEngine

@@ -41,7 +41,7 @@ class Served:
         self.clients: list[asyncio.StreamWriter | socket.socket] = []
         """What is closed at the end."""
         self._behave = behave
-        self.server = HttpServer(ServerState(self._handle, limits, **hooks))
+        self.server = HttpServer(ServerState(self._handle, limits, **{"on_refused": lambda *_: None, **hooks}))
         self.port = 0
 
     def _handle(self, request: HttpRequest, responder: Responder) -> None:

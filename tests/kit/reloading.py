@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backends.name_resolution import Resolver, resolve
 from gateway.config.load import load_config
 from gateway.config.sections.keys import hash_key
+from gateway.pool.engine_addresses import Resolver, resolve
 from tests.gateway.live import Answer, Live, Simulated, Starter, chat, events, until
 
 ALICE, BOB = "key-of-alice-0123456789abcdef", "key-of-bob-0123456789abcdef"

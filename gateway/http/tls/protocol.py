@@ -127,8 +127,7 @@ class TlsProtocol(asyncio.Protocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Record a client without TLS, and end its connection."""
-        if self._server.on_refused is not None:
-            self._server.on_refused(self._server.unread_request(peer_of(self._wire)), error)
+        self._server.on_refused(self._server.unread_request(peer_of(self._wire)), error)
         self.eof_received()
 
 

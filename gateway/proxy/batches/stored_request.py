@@ -124,7 +124,7 @@ class StoredRequest(asyncio.Transport):
     def may_keep_alive(self) -> bool:
         return False
 
-    def body_let_go(self) -> None:
+    def release_body(self) -> None:
         """Do nothing: the file still has the body."""
 
     def answered(self, *, keep_alive: bool) -> None:

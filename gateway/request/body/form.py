@@ -32,7 +32,8 @@ _PARAMETER: Final = re.compile(
     rb"[ \t]*;[ \t]*(?:(" + _TOKEN + rb')=(?:"((?:[^"\\]|\\.)*+)"|([^\s;"\\]*)))?[ \t]*', re.DOTALL
 )
 """A parameter as clients write it: .NET leaves the quotes out, others name the file in a second way."""
-_ASCII: Final = bytes(range(128))
+_CHARSETS: Final = frozenset({b"utf-8", b"utf8", b"us-ascii", b"ascii", b"iso-8859-1", b"latin1"})
+"""Charsets of a form in which every engine reads the same names."""
 _PLAIN: Final = frozenset({b"7bit", b"8bit", b"binary"})
 _READ: Final = frozenset({"model", "stream", "user"})
 
@@ -110,7 +111,8 @@ def read_parts(body: bytes, content_type: bytes) -> tuple[list[Part], int]:
         raise _bad(
             "its content-type should be 'multipart/form-data; boundary=...', with a boundary of up to 70 letters"
         )
-    charset = _charset(said.get(b"charset", b"utf-8"))
+    if (charset := said.get(b"charset", b"utf-8")).lower() not in _CHARSETS:
+        raise _bad(f"its charset '{charset[:40].decode('latin-1')}' is not known here; send utf-8")
     mark = b"\r\n--" + boundary[0]
     at = 0
     while body.startswith(_LINE_END, at):
@@ -127,7 +129,7 @@ def read_parts(body: bytes, content_type: bytes) -> tuple[list[Part], int]:
         value = body.find(b"\r\n\r\n", begin, begin + HEAD_BYTES_MAX) + 4
         if value < 4:
             raise _bad(f"the head of part {number} does not end within {HEAD_BYTES_MAX} bytes")
-        name, file_name = _names(body[begin : value - 4], number, charset)
+        name, file_name = _names(body[begin : value - 4], number)
         end = body.find(mark, value)
         if end < 0 or body.startswith(mark[2:], value):
             raise _bad(f"part {number} does not end with a line end and the boundary")
@@ -167,19 +169,7 @@ def _parameters(value: bytes, kind: bytes) -> dict[bytes, bytes] | None:
     return found
 
 
-def _charset(name: bytes) -> str:
-    """Return the charset of a form's texts. Raise ApiError unless it agrees with ASCII, else engines may read other
-    names."""
-    charset = name.decode("latin-1")
-    try:
-        if _ASCII.decode(charset).encode() == _ASCII:
-            return charset
-    except (LookupError, UnicodeError):
-        pass
-    raise _bad(f"its charset '{charset[:40]}' is not known here; send utf-8")
-
-
-def _names(head: bytes, number: int, charset: str) -> tuple[str, str]:
+def _names(head: bytes, number: int) -> tuple[str, str]:
     """Return the field name in a part's head and the file name, empty without one."""
     disposition: dict[bytes, bytes] | None = None
     for line in head.split(b"\r\n"):
@@ -197,7 +187,7 @@ def _names(head: bytes, number: int, charset: str) -> tuple[str, str]:
     if disposition is None:
         raise _bad(f"part {number} has no content-disposition")
     named, file_name = disposition[b"name"], disposition.get(b"filename", b"")
-    return named.decode(charset, "replace"), file_name.decode(charset, "replace")
+    return named.decode("utf-8", "replace"), file_name.decode("utf-8", "replace")
 
 
 def _is_plain(disposition: dict[bytes, bytes]) -> bool:

@@ -24,6 +24,7 @@ from gateway.request.apis import COMPLETIONS, NAMES, RESPONSES, Api
 from gateway.request.fields import (
     FLAGS,
     MEMBERS_MAX,
+    AllFields,
     Fields,
     Flag,
     StreamOptions,
@@ -42,9 +43,9 @@ _PROMPT: Final = re.compile(rb'[\[,]\s*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"|\[[^\[\]]
 """A prompt of a list, with the separator before it."""
 USER_LENGTH_MAX: Final = 128
 ASK_FOR_USAGE: Final = b'"stream_options":{"include_usage":true},'
-NO_FIELDS: Final = Fields()
+NO_FIELDS: Final[Fields] = AllFields()
 
-STEERING_AT: Final = NAMES.index("priority")
+STEERING_AT: Final = NAMES.index("session_id")
 STEERING: Final = frozenset(NAMES[STEERING_AT:])
 """Names of the fields that steer an engine."""
 NO_STEERING: Final[tuple[Any, ...]] = astuple(NO_FIELDS)[STEERING_AT:]

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 from xxhash import xxh3_64_digest
 
-from gateway.request.fields import Turn, decode_name
+from gateway.request.fields import Turn, TurnKeys, decode_name
 
 IDS_MAX: Final = 64
 """Most ids of tool calls that are read in one request or answer."""
@@ -46,29 +46,6 @@ _RESULT_OF: Final = re.compile(rb'"tool_use_id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"'
 _ID_IN_TEXT: Final = re.compile(rb"(?:'id': '|\\\"id\\\": ?\\\")([A-Za-z0-9_.:-]{4,256})")
 
 
-class TurnKeys:
-    """The correlation keys of a conversation.
-
-    Attributes:
-        tool_ids: ids of the tool calls whose results come last, or that the model's last turn names in its text.
-        last_turn: name of the user's last turn if it follows the model's, else b"".
-        turn: name of the user's turn before the model's last turn, and the beginning of the model's; b"" without
-            either.
-        lines: lines of the turns at the end and at the beginning.
-    """
-
-    __slots__ = ("last_turn", "lines", "tool_ids", "turn")
-
-    def __init__(self, tool_ids: list[bytes], last_turn: bytes, turn: bytes, lines: list[str]) -> None:
-        self.tool_ids = tool_ids
-        self.last_turn = last_turn
-        self.turn = turn
-        self.lines = lines
-
-
-NO_TURN_KEYS: Final = TurnKeys([], b"", b"", [])
-
-
 def keys_of_turns(first: Sequence[Turn], last: Sequence[Turn]) -> TurnKeys:
     """Return the keys of a conversation with these first and last turns, which may overlap."""
     begin = end = len(last)  # bounds of the model's last turn, which may have several items
@@ -80,7 +57,7 @@ def keys_of_turns(first: Sequence[Turn], last: Sequence[Turn]) -> TurnKeys:
     since = last[end:]
     tool_ids = _brought_back(since)
     if tool_ids or not since or since[-1].role != "user":
-        return TurnKeys(tool_ids, b"", b"", [])
+        return TurnKeys(tool_ids)
     made = [bytes(turn.content) for turn in last[begin:end]]
     for content in made:
         tool_ids += _ID_IN_TEXT.findall(content, 0, TEXT_BYTES_MAX)[:IDS_MAX]

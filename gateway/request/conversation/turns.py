@@ -22,11 +22,9 @@ from xxhash import xxh3_64_hexdigest
 from gateway.request.conversation.turn_keys import (
     FIRST_TURNS,
     LAST_TURNS,
-    NO_TURN_KEYS,
-    TurnKeys,
     keys_of_turns,
 )
-from gateway.request.fields import TooManyItemsError, Turn, decode_one_text, decode_turns
+from gateway.request.fields import TooManyItemsError, Turn, TurnKeys, decode_one_text, decode_turns
 
 QUOTE: Final = ord('"')
 INSTRUCTS: Final = ("system", "developer")
@@ -154,7 +152,7 @@ def read_turns(turns: list[Turn] | None, conversation: Raw) -> Turns:
     answered = 0
     if turns is None:
         counter.of_user(is_question=True)
-        return Turns([bytes(conversation)], 0, counter, NO_TURN_KEYS)
+        return Turns([bytes(conversation)], 0, counter, TurnKeys())
     for turn in turns:
         if turn.role == "user":
             content = bytes(turn.content)
