@@ -20,15 +20,19 @@ _dumps = msgspec.json.encode
 
 
 class SimulatedAnswer:
-    """An answer under construction. Choice i belongs to prompt i // n; `finish[i]` is None while the choice runs.
+    """An answer to /v1/completions under construction, which the answers of other endpoints extend.
+
+    Choice i belongs to prompt i // n; `finish[i]` is None while the choice runs.
 
     Attributes:
         transport: that of a stream's client; None for an answer that is sent whole.
         done: set when the answer is complete.
     """
 
-    endpoint: ClassVar[Endpoint]
-    id_prefix = ""
+    endpoint: ClassVar[Endpoint] = COMPLETION
+    id_prefix = "cmpl-"
+    object = "text_completion"
+    chunk_object = "text_completion"
 
     def __init__(self, call: SimulatedCall) -> None:
         self.call = call
@@ -86,18 +90,6 @@ class SimulatedAnswer:
         """Return the events that precede a choice's first token."""
         return b""
 
-    def token(self, choice: int, word: str, finish: str | None) -> bytes:
-        """Return the event of one token."""
-        raise NotImplementedError
-
-    def end(self) -> bytes:
-        """Return the events that end the stream after the last choice."""
-        raise NotImplementedError
-
-    def whole(self) -> dict[str, Any]:
-        """Return the body of an answer that is not streamed."""
-        raise NotImplementedError
-
     @staticmethod
     def error_body(error: CallRefusedError) -> bytes:
         """Return the body of a refusal."""
@@ -108,16 +100,8 @@ class SimulatedAnswer:
         """Return the event of a refusal after the 200."""
         return b"data: " + self.error_body(error) + b"\n\n" + _DONE
 
-
-class CompletionAnswer(SimulatedAnswer):
-    """An answer to /v1/completions."""
-
-    endpoint = COMPLETION
-    id_prefix = "cmpl-"
-    object = "text_completion"
-    chunk_object = "text_completion"
-
     def token(self, choice: int, word: str, finish: str | None) -> bytes:
+        """Return the event of one token."""
         return self._chunk(choice, self._choice(word, finish))
 
     def _choice(self, word: str, finish: str | None) -> dict[str, Any]:
@@ -132,12 +116,14 @@ class CompletionAnswer(SimulatedAnswer):
         return {"id": self.id, "object": object_, "created": self.created, "model": self.call.model}
 
     def end(self) -> bytes:
+        """Return the events that end the stream after the last choice."""
         if not self.call.include_usage:
             return _DONE
         usage = {"choices": [], "usage": self.usage(), "system_fingerprint": _FINGERPRINT}
         return b"data: " + _dumps(self._head(self.chunk_object) | usage) + b"\n\n" + _DONE
 
     def whole(self) -> dict[str, Any]:
+        """Return the body of an answer that is not streamed."""
         return {
             **self._head(self.object),
             "choices": [
@@ -152,7 +138,7 @@ class CompletionAnswer(SimulatedAnswer):
         return {"text": self.text(choice)}
 
 
-class ChatAnswer(CompletionAnswer):
+class ChatAnswer(SimulatedAnswer):
     """An answer to /v1/chat/completions."""
 
     endpoint = CHAT

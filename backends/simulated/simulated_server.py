@@ -7,12 +7,12 @@ import contextlib
 import itertools
 import json
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import msgspec
 from aiohttp import web
 
-from backends.simulated.answer_formats import ChatAnswer, CompletionAnswer, SimulatedAnswer
+from backends.simulated.answer_formats import ChatAnswer, SimulatedAnswer
 from backends.simulated.calls import CallRefusedError, read_call
 from backends.simulated.engine_model import EngineGauges, EngineModel, EngineRequest, Step
 from backends.simulated.engine_profiles import EngineProfile, profile
@@ -28,7 +28,7 @@ _ABORTED: tuple[None, int] = None, 0
 class SimulatedServer:
     """A server for one engine model. A model second takes `time_scale` real seconds (0: as fast as possible)."""
 
-    formats: ClassVar[tuple[type[SimulatedAnswer], ...]] = (ChatAnswer, CompletionAnswer)
+    formats: ClassVar[tuple[type[SimulatedAnswer], ...]] = (ChatAnswer, SimulatedAnswer)
     profile: EngineProfile
     model_names: tuple[str, ...] = field(default=("simulated",), kw_only=True)
     time_scale: float = field(default=1.0, kw_only=True)
@@ -76,12 +76,10 @@ class SimulatedServer:
             web.get(steps.PATH, self._stream_steps),
         ]
 
-    async def serve(self) -> NoReturn:
+    async def serve(self) -> None:
         """Serve until cancelled, or raise what ended the engine's loop."""
-        if self._driver is None:
-            raise RuntimeError("the simulated server was not started")
+        assert self._driver is not None
         await asyncio.shield(self._driver)
-        raise AssertionError("the engine's loop has no end")
 
     async def stop(self) -> None:
         """Drop running requests and close."""

@@ -21,7 +21,7 @@ from gateway.http.addresses import household
 from gateway.http.errors import ApiError, Reason, dialect_of
 from gateway.http.http_request import HttpRequest, RequestReader
 from gateway.http.responder import Responder
-from gateway.http.server_state import BUSY_RETRY_S, ServerState
+from gateway.http.server import BUSY_RETRY_S, HttpServer
 from gateway.http.sockets import abort_if_stalled, is_hung_up, peer_of, reset_on_close
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Connection(asyncio.Protocol):
         "_server", "_since", "_state", "_tenant", "_transport", "_writing_paused", "deadline", "tenant",
     )  # fmt: skip
 
-    def __init__(self, server: ServerState) -> None:
+    def __init__(self, server: HttpServer) -> None:
         self._server = server
         self._limits = server.limits
         self._state = _HEAD

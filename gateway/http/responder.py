@@ -52,11 +52,11 @@ class Responder:
         """Complete header lines for the head of any answer, an engine's or the gateway's own."""
         self.started = False
         self.closed = False
-        self.on_disconnect: Callable[[], None] | None = None
+        self.on_disconnect: Callable[[], object] | None = None
         """Called at once, and at most once, if the client goes away before the answer has ended."""
-        self.on_pause: Callable[[], None] | None = None
+        self.on_pause: Callable[[], object] | None = None
         """Called if the client reads too slowly. Nothing should be written until `on_resume`."""
-        self.on_resume: Callable[[], None] | None = None
+        self.on_resume: Callable[[], object] | None = None
 
     def let_body_go(self) -> None:
         """Report that the body of the request is no longer held."""

@@ -55,9 +55,6 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         engine.on_fault = _log_fault
 
-    def __repr__(self) -> str:
-        return f"<Dispatcher {len(self._exchanges)} exchanges, {self.engine!r}>"
-
     def __len__(self) -> int:
         return len(self._exchanges)
 

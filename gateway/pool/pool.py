@@ -207,9 +207,6 @@ class Pool:
         for backend in [*self.backends.values(), *self._left]:
             await backend.close()
 
-    def __repr__(self) -> str:
-        return f"<Pool {self.name}: {self.dispatcher!r}>"
-
     def models(self) -> dict[str, ModelCard | None]:
         """Return the served models with the engines' cards, or None before any card. Adapters need not be
         configured."""

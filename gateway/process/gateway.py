@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,11 +21,12 @@ from aiohttp import web
 from gateway.config.changes import weights_that_differ
 from gateway.config.model import Config
 from gateway.http.addresses import TrustedProxies
+from gateway.http.connection import Connection
 from gateway.http.errors import ApiError, Reason
 from gateway.http.server import HttpServer
-from gateway.http.server_state import ServerState
 from gateway.http.sockets import listener_of_all_families, listening
 from gateway.http.tls.certificates import Certificates
+from gateway.http.tls.protocol import TlsProtocol
 from gateway.keys.identity import Keyring, MintedKey
 from gateway.keys.issued import Follower, KeyTable
 from gateway.keys.stored_responses import StoredResponses
@@ -280,11 +282,12 @@ class Gateway:
 
     async def _listen(self, pipeline: Pipeline) -> None:
         config = self.config
-        state = ServerState(
+        certificates = self._certificates
+        self._server = HttpServer(
+            Connection if certificates is None else partial(TlsProtocol, certificates=certificates),
             pipeline.handle, server_limits(config), on_head=pipeline.authorize, on_refused=pipeline.refused,
             proxies=TrustedProxies(config.trusted_proxies), kind=RequestContext,
         )  # fmt: skip
-        self._server = HttpServer(state, self._certificates)
         for address, sock in zip(config.listen_addresses, self._listeners or repeat(None), strict=False):
             with listening("the listener for clients", address, "listen", "--port"):
                 port = await self._server.listen(*address, sock=sock)
@@ -337,7 +340,7 @@ class Gateway:
         if self._pipeline is not None:
             self._direct(self._pipeline)
         if self._server is not None:
-            self._server.state.set(server_limits(config), TrustedProxies(config.trusted_proxies))
+            self._server.set(server_limits(config), TrustedProxies(config.trusted_proxies))
         if self._certificates is not None and config.tls is not None and config.tls != before.tls:
             self._certificates.set(config.tls.context, config.tls.files)
         self._reject_revoked()

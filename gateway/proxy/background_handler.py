@@ -36,7 +36,7 @@ class BackgroundHandler:
         """Start to answer. Raise ApiError if the tenant has too many answers under way."""
         self._pipeline.bypass_limiter.begin(context.tenant)
         task = self.tasks.start(self._run(context))
-        context.responder.on_disconnect = lambda: _cancel(task)
+        context.responder.on_disconnect = lambda: task.cancel()
 
     async def _run(self, context: RequestContext) -> None:
         responder, pipeline = context.responder, self._pipeline
@@ -57,7 +57,3 @@ class BackgroundHandler:
             pipeline.bypass_limiter.end(context.tenant)
         if error is not None:
             pipeline.failed(context, error)
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()

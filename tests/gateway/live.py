@@ -21,7 +21,7 @@ import policies.request
 from backends.simulated.engine_profiles import EngineProfile
 from gateway.config.model import Config
 from gateway.config.sections.keys import open_name
-from gateway.http.server_state import ServerState
+from gateway.http.server import HttpServer
 from gateway.pool.engine_addresses import Resolver, resolve
 from gateway.process.gateway import Gateway
 from gateway.storage.hub.run_directory import WorkerSlot
@@ -114,10 +114,10 @@ class Live:
         return f"{'http' if self.gateway.config.tls is None else 'https'}://127.0.0.1:{self.gateway.port}"
 
     @property
-    def server(self) -> ServerState:
+    def server(self) -> HttpServer:
         """What the listener for clients holds."""
         assert self.gateway._server is not None
-        return self.gateway._server.state
+        return self.gateway._server
 
     @property
     def admin_url(self) -> str:

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from gateway.http.connection import Connection
 from gateway.http.errors import ApiError
 from gateway.http.headers import header_of
 from gateway.http.http_request import HttpRequest, RequestReader
 from gateway.http.responder import Responder
-from gateway.http.server import HttpServer
+from gateway.http.server import Handler, HttpServer
 from gateway.http.server_limits import ServerLimits
-from gateway.http.server_state import Handler, ServerState
 from tests.waiting import WAIT_S, until
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -41,7 +41,7 @@ class Served:
         self.clients: list[asyncio.StreamWriter | socket.socket] = []
         """What is closed at the end."""
         self._behave = behave
-        self.server = HttpServer(ServerState(self._handle, limits, **{"on_refused": lambda *_: None, **hooks}))
+        self.server = HttpServer(Connection, self._handle, limits, **{"on_refused": lambda *_: None, **hooks})
         self.port = 0
 
     def _handle(self, request: HttpRequest, responder: Responder) -> None:
@@ -130,7 +130,7 @@ def status_of(answer: bytes) -> int:
 
 @asynccontextmanager
 async def serving(behave: Handler = echo, limits: ServerLimits | None = None, **hooks: Any) -> AsyncIterator[Served]:
-    """A server with this handler, these limits and what else `ServerState` takes."""
+    """A server with this handler, these limits and what else `HttpServer` takes."""
     served = Served(behave, limits or ServerLimits(), **hooks)
     served.port = await served.server.listen("127.0.0.1", 0)
     try:
@@ -139,9 +139,9 @@ async def serving(behave: Handler = echo, limits: ServerLimits | None = None, **
         for client in served.clients:
             client.close()
         await served.server.close(0)
-        assert len(served.server.state.connections) == 0
-        assert served.server.state.bodies_bytes == 0
-        assert len(served.server.state.addresses) == len(served.server.state.tenants) == 0
+        assert len(served.server.connections) == 0
+        assert served.server.bodies_bytes == 0
+        assert len(served.server.addresses) == len(served.server.tenants) == 0
 
 
 async def send(writer: asyncio.StreamWriter, size: int) -> None:

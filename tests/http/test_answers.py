@@ -185,7 +185,7 @@ async def test_a_client_that_leaves_is_noticed_once(
         responder.write(b"late")
         responder.end()
         responder.respond(200, [], b"late")
-        await until(lambda: len(served.server.state.connections) == 0)
+        await until(lambda: len(served.server.connections) == 0)
         assert calls == [True]
         assert len(served.requests) == 1
 
@@ -200,7 +200,7 @@ async def test_what_is_pipelined_is_bounded_and_hides_no_disconnect(quick_sweep:
         with pytest.raises(TimeoutError):  # the server stops reading, so the kernel's buffers fill
             async with asyncio.timeout(0.3):
                 await loop.sock_sendall(sock, b"x" * 100_000_000)
-        (connection,) = served.server.state.connections
+        (connection,) = served.server.connections
         assert len(connection._pending) < 65536 + 256 * 1024
         assert gone == []
         reset_now = struct.pack("ii", 1, 0)
@@ -218,7 +218,7 @@ async def test_an_answered_request_calls_no_disconnect() -> None:
         responder.respond(200, [], b"x")
         await read_answer(reader)
         writer.close()
-        await until(lambda: len(served.server.state.connections) == 0)
+        await until(lambda: len(served.server.connections) == 0)
         assert calls == []
 
 
@@ -230,14 +230,14 @@ async def test_stop_lets_answers_end_and_sends_clients_elsewhere() -> None:
         responder = await served.responder()
         responder.start(200, [], first=b"one")
         closing = asyncio.create_task(served.server.close(WAIT_S))
-        await until(lambda: len(served.server.state.connections) == 1)
+        await until(lambda: len(served.server.connections) == 1)
         with pytest.raises(OSError):  # noqa: PT011 (its kind is the system's)
             await served.connect()
         responder.end()
         assert (await read_answer(reader))[1] == b"one"
         writer.close()
         await closing
-        assert (served.server.state.stopping, len(served.server.state.connections)) == (True, 0)
+        assert (served.server.stopping, len(served.server.connections)) == (True, 0)
 
 
 async def test_a_request_that_has_begun_is_waited_for_until_its_answer_has_ended() -> None:
@@ -267,13 +267,13 @@ async def test_close_cuts_what_does_not_end() -> None:
         responder.on_disconnect = lambda: gone.append(True)
         await served.server.close(0.01)
         assert gone == [True]
-        assert len(served.server.state.connections) == 0
+        assert len(served.server.connections) == 0
 
 
 async def test_what_had_connected_before_the_stop_is_answered() -> None:
     async with serving() as served:
         silent = await served.connect()
-        await until(lambda: len(served.server.state.connections) == 1)
+        await until(lambda: len(served.server.connections) == 1)
         before = socket.create_connection(("127.0.0.1", served.port))  # the kernel accepts; the server has no turn
         before.setblocking(False)
         before.sendall(GET)
@@ -295,6 +295,6 @@ async def test_what_had_connected_before_the_stop_is_answered() -> None:
 async def test_what_has_asked_nothing_by_the_end_is_closed() -> None:
     async with serving() as served:
         reader, _ = await served.connect()
-        await until(lambda: len(served.server.state.connections) == 1)
+        await until(lambda: len(served.server.connections) == 1)
         await served.server.close(WAIT_S)
         assert await reader.read() == b""

@@ -40,13 +40,13 @@ async def test_a_body_of_just_the_limit_is_served() -> None:
 async def test_unfinished_bodies_share_a_bound() -> None:
     async with serving(limits=ServerLimits(bodies_bytes_max=1500)) as served:
         _, first = await served.connect(POST + b"Content-Length: 1001\r\n\r\n" + b"x" * 1000)
-        await until(lambda: served.server.state.bodies_bytes == 1000)
+        await until(lambda: served.server.bodies_bytes == 1000)
         reader, _ = await served.connect(POST + b"Content-Length: 1001\r\n\r\n" + b"x" * 1000)
         assert await refusal(reader) == (503, "server_busy")
-        assert served.server.state.bodies_bytes == 1000
+        assert served.server.bodies_bytes == 1000
         first.write(b"x")
         await until(lambda: len(served.requests) == 1)
-        assert served.server.state.bodies_bytes == 0  # it is small, and has come whole
+        assert served.server.bodies_bytes == 0  # it is small, and has come whole
 
 
 async def test_whole_bodies_share_a_bound_until_they_are_let_go() -> None:
@@ -56,16 +56,16 @@ async def test_whole_bodies_share_a_bound_until_they_are_let_go() -> None:
         for number, (_, writer) in enumerate(clients):
             writer.write(sent)
             await served.responder(number)
-        assert served.server.state.bodies_bytes == 10_000
+        assert served.server.bodies_bytes == 10_000
         reader, third = await served.connect(sent)
         assert statuses_of((await read_answer(reader))[0]) == [503]
-        assert served.server.state.bodies_bytes == 10_000
+        assert served.server.bodies_bytes == 10_000
         (await served.responder(0)).let_body_go()
-        assert served.server.state.bodies_bytes == 5000
+        assert served.server.bodies_bytes == 5000
         (await served.responder(1)).respond(200, [], b"")
-        assert served.server.state.bodies_bytes == 0
+        assert served.server.bodies_bytes == 0
         (await served.responder(0)).respond(200, [], b"")
-        assert served.server.state.bodies_bytes == 0
+        assert served.server.bodies_bytes == 0
         for _, writer in (*clients, (reader, third)):
             writer.close()
 
@@ -76,13 +76,13 @@ async def test_connections_beyond_the_limit_are_told_so() -> None:
         responder = await served.responder()
         beyond, staying = await served.connect()
         assert await refusal(beyond) == (503, "server_busy")
-        await until(lambda: len(served.server.state.connections) == 1)  # it takes no room, though its client stays
+        await until(lambda: len(served.server.connections) == 1)  # it takes no room, though its client stays
         staying.close()
         responder.respond(200, [], b"")
         assert statuses_of(await reader.read()) == [200]
         writer.close()
-        await until(lambda: len(served.server.state.connections) == 0)
-        served.server.state.handler = echo
+        await until(lambda: len(served.server.connections) == 0)
+        served.server.handler = echo
         assert statuses_of(await served.exchange(b"GET / HTTP/1.0\r\n\r\n")) == [200]
 
 
@@ -99,23 +99,23 @@ async def test_the_idlest_connection_makes_room_for_a_new_one(quick_sweep: None)
             reader, writer = await served.connect()
             if sent is None:
                 writer.write(POST + b"Content-Length: 5\r\n\r\nhel")
-                await until(lambda: served.server.state.bodies_bytes == 3)
+                await until(lambda: served.server.bodies_bytes == 3)
             else:
                 writer.write(sent)
             clients.append((reader, writer))
-            was = served.server.state.now
-            await until(lambda was=was: served.server.state.now > was)
+            was = served.server.now
+            await until(lambda was=was: served.server.now > was)
         await served.responder()
         for gone in (1, 2):
             assert statuses_of(await served.exchange(b"GET / HTTP/1.0\r\n\r\n")) == [200]
-            await until(lambda: len(served.server.state.connections) < 4)
+            await until(lambda: len(served.server.connections) < 4)
             reader, writer = await served.connect()
             clients.append((reader, writer))
             if gone == 1:
                 assert await clients[1][0].read() == b""
                 writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
                 assert statuses_of((await read_answer(reader))[0]) == [200]
-            await until(lambda: len(served.server.state.connections) == 4)
+            await until(lambda: len(served.server.connections) == 4)
         assert await clients[2][0].read() == b""
         served.responders[0].respond(200, [], b"")
         assert statuses_of((await read_answer(clients[0][0]))[0]) == [200]
@@ -134,7 +134,7 @@ async def test_one_address_has_only_so_many_connections() -> None:
         assert await refusal(reader) == (429, "too_many_at_once")
         writer.close()
         clients[0][1].close()
-        await until(lambda: len(served.server.state.connections) == 1)
+        await until(lambda: len(served.server.connections) == 1)
         assert statuses_of(await served.exchange(b"GET / HTTP/1.0\r\n\r\n")) == [200]
 
 
@@ -150,7 +150,7 @@ PROXIES = TrustedProxies(["127.0.0.0/8"])
 
 async def test_one_tenant_has_only_so_many_connections() -> None:
     async with serving(wait, ServerLimits(client_connections_max=2), on_head=account_of) as served:
-        served.server.state.addresses = Accounts("all", 1000, 1 << 30)
+        served.server.addresses = Accounts("all", 1000, 1 << 30)
         clients = [await served.connect() for _ in range(3)]
         for index, (_, writer) in enumerate(clients[:2]):
             writer.write(asked(b"one"))
@@ -165,7 +165,7 @@ async def test_one_tenant_has_only_so_many_connections() -> None:
         assert statuses_of((await read_answer(reader))[0]) == [200]
         assert statuses_of((await read_answer(reader))[0]) == [429]  # whoever changes the key is counted again
         clients[0][1].close()
-        await until(lambda: len(served.server.state.connections) <= 3)
+        await until(lambda: len(served.server.connections) <= 3)
         await served.connect(asked(b"one"))
         await served.responder(3)
 
@@ -185,16 +185,16 @@ async def test_one_client_holds_only_so_much_of_unfinished_bodies(same: str) -> 
             )  # fmt: skip
 
         _, first = await served.connect(sent(1, 1000))
-        await until(lambda: served.server.state.bodies_bytes == 1000)
+        await until(lambda: served.server.bodies_bytes == 1000)
         reader, _ = await served.connect(sent(2, 1000))
         assert await refusal(reader) == (429, "too_many_at_once")
-        assert served.server.state.bodies_bytes == 1000
+        assert served.server.bodies_bytes == 1000
         _, other = await served.connect(asked(b"somebody else", 1001) + b"x" * 1000)
-        await until(lambda: served.server.state.bodies_bytes == 2000)
+        await until(lambda: served.server.bodies_bytes == 2000)
         other.write(b"x")
         first.write(b"x")
         await until(lambda: len(served.requests) == 2)
-        assert served.server.state.bodies_bytes == 0
+        assert served.server.bodies_bytes == 0
 
 
 def half_a_head(size: int) -> bytes:
@@ -209,7 +209,7 @@ async def test_the_unfinished_heads_of_an_address_share_a_bound() -> None:
             assert await refusal(reader) == (429, "too_many_at_once")
             second.close()
         first.close()
-        await until(lambda: len(served.server.state.connections) == 0)
+        await until(lambda: len(served.server.connections) == 0)
         clients = [await served.connect() for _ in range(3)]
         for reader, writer in clients:  # nor what became a request, or was left behind
             writer.write(half_a_head(1500))
@@ -240,11 +240,11 @@ async def test_of_answers_that_are_not_taken_the_tenant_that_has_most_loses_one(
             clients[-1][0]._transport.pause_reading()  # type: ignore[attr-defined]
             clients[-1][1].write(asked(b"flood" if number else b"one"))
             (await served.responder(number)).respond(200, [], b"x" * 7_000_000)
-            await until(lambda: served.server.state.answers_bytes <= most)
-        await until(lambda: len(served.server.state.connections) < 12)
-        held = [connection.tenant for connection in served.server.state.answers]
+            await until(lambda: served.server.answers_bytes <= most)
+        await until(lambda: len(served.server.connections) < 12)
+        held = [connection.tenant for connection in served.server.answers]
         assert "one" in held, "who has one answer keeps it, whatever others hold"
         assert len(held) < 12
         for _, writer in clients:
             writer.transport.abort()
-        await until(lambda: not served.server.state.answers_bytes)
+        await until(lambda: not served.server.answers_bytes)

@@ -66,8 +66,8 @@ async def test_whoever_sends_fast_enough_has_the_time(quick_sweep: None) -> None
     async with serving(limits=limits) as served:
         reader, writer = await served.connect()
         writer.write(POST + b"Content-Length: 60000\r\n\r\n" + b"x" * 59_999)  # enough for a minute
-        began = served.server.state.now
-        await until(lambda: served.server.state.now > began + 0.2)
+        began = served.server.now
+        await until(lambda: served.server.now > began + 0.2)
         writer.write(b"x")
         assert statuses_of((await read_answer(reader))[0]) == [200]
 
@@ -82,16 +82,16 @@ async def test_whoever_is_not_known_is_not_waited_for_when_it_takes_no_answers()
             for _ in range(1000):
                 writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
                 await writer.drain()
-        await until(lambda: len(served.server.state.connections) == 0)
+        await until(lambda: len(served.server.connections) == 0)
 
 
 async def test_whoever_connects_and_waits_has_less_time_for_a_head(quick_sweep: None) -> None:
     async with serving(limits=ServerLimits(client_head_s=1000)) as served:
         await served.connect()
-        await until(lambda: len(served.server.state.connections) == 1)
-        [connection] = served.server.state.connections
-        was, now = connection.deadline, served.server.state.now
-        await until(lambda: served.server.state.now > now)
+        await until(lambda: len(served.server.connections) == 1)
+        [connection] = served.server.connections
+        was, now = connection.deadline, served.server.now
+        await until(lambda: served.server.now > now)
         connection.data_received(b"GET / HT")
         assert connection.deadline == was
 
@@ -100,7 +100,7 @@ async def test_a_half_sent_head_of_nobody_is_gone_when_its_time_is_over(quick_sw
     async with serving(limits=HEAD, on_head=account_of) as served:
         reader, _ = await served.connect(b"GET / HTTP/1.1\r\nHo")
         assert statuses_of(await reader.read()) == [408]
-        await until(lambda: len(served.server.state.connections) == 0)
+        await until(lambda: len(served.server.connections) == 0)
 
 
 async def test_a_client_that_sends_on_after_its_refusal_is_cut(quick_sweep: None) -> None:
@@ -125,7 +125,7 @@ async def test_a_client_that_does_not_read_pauses_the_writer() -> None:
             sent += 5000
             await asyncio.sleep(0)
         assert events == ["pause"]
-        assert 10000 < served.server.state.answers_bytes < 20000
+        assert 10000 < served.server.answers_bytes < 20000
         loop = asyncio.get_running_loop()
         received = b""
         while "resume" not in events:
@@ -172,7 +172,7 @@ async def test_nothing_is_kept_for_a_client_that_half_closes_and_reads_nothing()
         responder = await served.responder()
         responder.start(200, [], first=b"x" * 20_000_000)
         sock.shutdown(socket.SHUT_WR)
-        await until(lambda: len(served.server.state.connections) == 0)
+        await until(lambda: len(served.server.connections) == 0)
 
 
 async def test_a_large_last_answer_reaches_a_slow_reader_whole(quick_sweep: None) -> None:

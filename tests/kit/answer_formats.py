@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from backends.simulated.answer_formats import ChatAnswer, CompletionAnswer, SimulatedAnswer
+from backends.simulated.answer_formats import ChatAnswer, SimulatedAnswer
 from backends.simulated.calls import CallRefusedError, Endpoint, SimulatedCall, render_chat, required, texts
 
 ABORT = "abort"
@@ -193,5 +193,5 @@ class EmbeddingsAnswer(SimulatedAnswer):
 
 
 ALL_FORMATS: Final[tuple[type[SimulatedAnswer], ...]] = (
-    ChatAnswer, CompletionAnswer, ResponsesAnswer, MessagesAnswer, EmbeddingsAnswer,
+    ChatAnswer, SimulatedAnswer, ResponsesAnswer, MessagesAnswer, EmbeddingsAnswer,
 )  # fmt: skip

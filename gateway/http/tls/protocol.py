@@ -17,8 +17,9 @@ from typing import Final, cast
 from backends.tls_contexts import what_failed
 from gateway.http.connection import Connection
 from gateway.http.errors import ApiError, Reason
-from gateway.http.server_state import ServerState
+from gateway.http.server import HttpServer
 from gateway.http.sockets import peer_of
+from gateway.http.tls.certificates import Certificates
 
 _RECORD_BYTES: Final = 16384
 """Most bytes of one TLS record, so of one read."""
@@ -40,11 +41,11 @@ class TlsProtocol(asyncio.Protocol):
         "_arrived", "_connection", "_is_established", "_is_in_handshake", "_seal", "_sealed", "_server", "_wire",
     )  # fmt: skip
 
-    def __init__(self, server: ServerState, context: ssl.SSLContext) -> None:
+    def __init__(self, server: HttpServer, certificates: Certificates) -> None:
         self._server = server
         self._arrived = ssl.MemoryBIO()
         self._sealed = ssl.MemoryBIO()
-        self._seal = context.wrap_bio(self._arrived, self._sealed, server_side=True)
+        self._seal = certificates.context.wrap_bio(self._arrived, self._sealed, server_side=True)
         self._connection = Connection(server)
         self._is_established = False
         self._is_in_handshake = False
