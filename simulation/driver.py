@@ -186,7 +186,7 @@ class Driver:
         """Deliver a dispatched request to its backend."""
         arrival = self.result.records[dispatch.id].arrival
         tokens, prefix = min(arrival.output_tokens, arrival.output_tokens_max), arrival.context or arrival.prefix
-        self.backends[dispatch.backend].submit(EngineRequest(arrival.id, arrival.prompt_tokens, tokens, prefix), now)
+        self.backends[dispatch.backend].submit(EngineRequest(arrival.id, arrival.prompt_tokens, tokens, prefix))
         if dispatch.backend not in self._stepping:
             self._step(dispatch.backend, now)
 

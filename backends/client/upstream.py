@@ -20,6 +20,7 @@ from backends.tls_contexts import client_context, what_failed
 from backends.upstream_errors import ConnectFailed, ConnectionLost, ProtocolViolation, ReadTimedOut, UpstreamError
 
 _JOIN_BYTES_MAX: Final = 16384
+_HEADER_BYTES_MAX: Final = 65536
 
 
 class UpstreamPool:
@@ -41,13 +42,11 @@ class UpstreamPool:
         connect_timeout_s: float = 5.0,
         idle_s: float = 3.0,
         silence_s: float = 600.0,
-        header_bytes_max: int = 65536,
         tls: ssl.SSLContext | None = None,
         address: str | None = None,
     ) -> None:
         origin = URL(url)
         self.name = name
-        self.header_bytes_max = header_bytes_max
         self._tls = (tls or client_context()) if origin.scheme == "https" else None
         self._name, self._port = origin.raw_host or "", origin.port or 0
         self._address = address or self._name
@@ -352,16 +351,15 @@ class _Connection(asyncio.Protocol):
         else:
             payload = b""
             self._bytes_without_payload += read_bytes
-        bytes_max = self._pool.header_bytes_max
         overhead = self._bytes_without_payload
-        if self._is_head_done and not was_head_done and read_bytes > bytes_max:
+        if self._is_head_done and not was_head_done and read_bytes > _HEADER_BYTES_MAX:
             overhead = self._reason_bytes + sum(len(name) + len(value) for name, value in self._headers)
         elif self._is_complete:
             return payload
-        if overhead > bytes_max:
+        if overhead > _HEADER_BYTES_MAX:
             # One bound for heads, endless 1xx, trailers and chunk extensions.
             self._is_complete = False
-            self._violation = f"sent more than {bytes_max} bytes of head or framing"
+            self._violation = f"sent more than {_HEADER_BYTES_MAX} bytes of head or framing"
         return payload
 
     def _finish(self, call: UpstreamCall) -> None:

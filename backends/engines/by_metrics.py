@@ -1,11 +1,12 @@
-"""Engines that a table of their metrics describes: LMDeploy, MAX, TensorRT-LLM, and an unrecognised server."""
+"""Engines that little more than a table describes: LMDeploy, MAX, Ollama, TensorRT-LLM, TGI, an unrecognised server."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from backends.engines.adapter import CACHE_SHARED, KV_SIZE_UNKNOWN, SLOTS_LEARNED, Adapter, Metrics
+from backends.engines.adapter import CACHE_SHARED, KV_SIZE_UNKNOWN, SLOTS_LEARNED, Adapter, Metrics, count
 from backends.promtext import Sample
 
 
@@ -92,6 +93,62 @@ class TensorRtLlmAdapter(Adapter):
         if blocks and block_size:
             found["kv_capacity_tokens"] = blocks * block_size
         return found
+
+
+class TgiAdapter(Adapter):
+    """The adapter for Text Generation Inference 1.4 to 3.3.
+
+    The engine reserves `max_tokens` of each request at its admission. A refusal is a 429 with the `error_type` "overloaded".
+    """
+
+    name = "tgi"
+    title = "Text Generation Inference"
+    metric_prefixes = ("tgi_",)
+    metrics_paths = ("/metrics",)
+    sums: ClassVar[Metrics] = {
+        "running": ("tgi_batch_current_size",),
+        "waiting": ("tgi_queue_size",),
+        "kv_capacity_tokens": ("tgi_batch_max_total_tokens",),
+    }
+    kv_used_tokens = ("tgi_batch_current_max_tokens",)  # the final size of all running requests
+    facts_path = "/info"
+    health_path = "/health"
+    gaps = (
+        SLOTS_LEARNED,
+        "reserves max_tokens of each request until the request ends, so a smaller max_tokens lets more requests run",
+        CACHE_SHARED,
+    )
+
+    def read_facts(self, text: str) -> None:
+        """Read `/info`."""
+        facts = json.loads(text)
+        self.context_tokens = count(facts.get("max_total_tokens"))
+        self.version = str(facts.get("version", ""))[:40]
+
+
+class OllamaAdapter(Adapter):
+    """The adapter for Ollama: one request at a time unless OLLAMA_NUM_PARALLEL is set, and no report of its load.
+
+    `/api/ps` names the loaded models. Cached tokens are always reported as 0. An error is a string.
+    """
+
+    name = "ollama"
+    title = "Ollama"
+    owners = ("library",)
+    facts_path = "/api/ps"
+    gaps = (
+        "reports nothing of its load, so it gets one request at a time unless max_num_seqs says OLLAMA_NUM_PARALLEL",
+        CACHE_SHARED,
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = 1
+
+    def read_facts(self, text: str) -> None:
+        """Read the context of the loaded models from `/api/ps`."""
+        loaded = [length for model in json.loads(text)["models"] if (length := count(model.get("context_length")))]
+        self.context_tokens = min(loaded, default=None)
 
 
 class OpenAiAdapter(Adapter):

@@ -6,11 +6,16 @@ from collections.abc import Collection
 from typing import Final
 
 from backends.engines.adapter import Adapter
-from backends.engines.by_metrics import LmDeployAdapter, MaxAdapter, OpenAiAdapter, TensorRtLlmAdapter
+from backends.engines.by_metrics import (
+    LmDeployAdapter,
+    MaxAdapter,
+    OllamaAdapter,
+    OpenAiAdapter,
+    TensorRtLlmAdapter,
+    TgiAdapter,
+)
 from backends.engines.llama_cpp import LlamaCppAdapter
-from backends.engines.ollama import OllamaAdapter
 from backends.engines.sglang import SglangAdapter
-from backends.engines.tgi import TgiAdapter
 from backends.engines.vllm import VllmAdapter
 
 _KINDS: Final[tuple[type[Adapter], ...]] = (

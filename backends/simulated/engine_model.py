@@ -186,7 +186,7 @@ class EngineModel:
         """Return whether any request runs or waits."""
         return bool(self._sequences)
 
-    def submit(self, request: EngineRequest, now: float) -> None:
+    def submit(self, request: EngineRequest) -> None:
         """Queue a request for the next step. Raise RequestRefusedError."""
         total = request.prompt_tokens + request.output_tokens
         if request.prompt_tokens < 1 or request.output_tokens < 0 or total > self.profile.max_model_len:
@@ -200,7 +200,7 @@ class EngineModel:
         sequence = self._sequences[request.id] = _Sequence(request, self._serial)
         self._waiting.append(sequence)
 
-    def abort(self, request_id: str, now: float) -> None:
+    def abort(self, request_id: str) -> None:
         """Forget a request and free its blocks at once. An unknown id belongs to a request that just finished."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is None:

@@ -150,22 +150,20 @@ class SimulatedServer:
         call = answer.call
         if answer.done.is_set():
             return
-        now = asyncio.get_running_loop().time()
         serial = next(self._serial)
         for choice, tokens in enumerate(call.output_tokens):
             request_id = f"{serial}-{choice}"
             prompt = call.prompts[choice // call.n]
-            self._engine.submit(EngineRequest(request_id, prompt.tokens, tokens, prompt.block_hashes), now)
+            self._engine.submit(EngineRequest(request_id, prompt.tokens, tokens, prompt.block_hashes))
             self._answers[request_id] = (answer, choice)
             answer.request_ids.append(request_id)
         self._arrived.set()
 
     def _abort(self, answer: SimulatedAnswer) -> None:
         """Free what the engine still holds for an answer that has ended or lost its client."""
-        now = asyncio.get_running_loop().time()
         for request_id in answer.request_ids:
             if self._answers.pop(request_id, None) is not None:
-                self._engine.abort(request_id, now)
+                self._engine.abort(request_id)
         if not self._engine.has_work:
             self._set_gauges()
 

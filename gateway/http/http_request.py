@@ -13,9 +13,9 @@ from typing import Final
 
 import httptools
 
+from gateway.http.accounts import ServerLimits
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import Head, Header
-from gateway.http.server_limits import ServerLimits
 from gateway.telemetry.record import RequestRecord
 
 

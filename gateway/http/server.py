@@ -15,13 +15,12 @@ from socket import socket
 from typing import Any, Final, Protocol, cast
 
 from backends.client.outbox import Outbox
-from gateway.http.accounts import Account, Accounts
+from gateway.http.accounts import Account, Accounts, ServerLimits
 from gateway.http.addresses import TrustedProxies, household
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import Head, Header
 from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
-from gateway.http.server_limits import ServerLimits
 from gateway.http.sockets import listener_of_all_families, waiting_connections
 
 Handler = Callable[[HttpRequest, Responder], None]

@@ -114,20 +114,15 @@ class LearnedFile:
             takeover.adopt(read)
 
     def _write(self, content: bytes) -> None:
-        """Write atomically, so that no reader sees half a file."""
+        """Write atomically a file that only its owner may read, so that no reader sees half a file."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self._path.with_name(self._path.name + ".new")
         fresh.unlink(missing_ok=True)
-        with open(fresh, "wb", opener=_open_private) as file:
+        with open(fresh, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(self._path)
-
-
-def _open_private(path: str, flags: int) -> int:
-    """Open a file that only its owner may read. An opener for `open`."""
-    return os.open(path, flags, 0o600)
 
 
 BYTES_MAX = 16 * 1024 * 1024

@@ -121,7 +121,7 @@ class Pool:
         self.policy_name = gateway.policy.name
         self.batch_apps = frozenset([app.name for app in gateway.apps if can_wait(app)])
         self.response_buffer_bytes_max = gateway.limits.response_buffer_bytes_max
-        self._answers_bytes_max = gateway.bounds.answers_bytes // len(gateway.pools)
+        self.answers_bytes_max = gateway.bounds.answers_bytes // len(gateway.pools)
         self.takes_background = gateway.limits.background
         self.claims = shared.claims
         self.quotas = shared.quotas
@@ -236,11 +236,6 @@ class Pool:
             if card is not None and card.parent:
                 return True
         return False
-
-    @property
-    def holds_too_much(self) -> bool:
-        """Return whether the pool has no room for further answers that are sent whole."""
-        return self.answers_bytes > self._answers_bytes_max
 
     def is_healthy(self) -> bool:
         return any([backend.in_service for backend in self.backends.values()])

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from gateway.config.model import Config
-from gateway.http.server_limits import ServerLimits
+from gateway.http.accounts import ServerLimits
 from gateway.http.sockets import connections_allowed
 
 logger = logging.getLogger("fairgate")

@@ -281,10 +281,11 @@ class Exchange(Relay):
             return
         self._held.append(data)
         self._held_bytes += len(data)
-        self._pool.answers_bytes += len(data)
+        pool = self._pool
+        pool.answers_bytes += len(data)
         is_error = not 200 <= self._status < 300
         bytes_max = ERROR_BODY_BYTES_MAX if is_error else self._held_bytes_max
-        if self._answer_bytes <= bytes_max and not self._pool.holds_too_much:
+        if self._answer_bytes <= bytes_max and pool.answers_bytes <= pool.answers_bytes_max:
             return
         if is_error:
             self.cancel()

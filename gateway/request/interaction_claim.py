@@ -34,7 +34,16 @@ from gateway.request.conversation.turn_keys import (
     text_of,
     turn_of,
 )
-from gateway.request.conversation.turns import INSTRUCTS, QUOTE, Turns, decoded_turns, hashed, named, read_turns
+from gateway.request.conversation.turns import (
+    INSTRUCTS,
+    QUOTE,
+    Turns,
+    decoded_turns,
+    hashed,
+    name_of_questions,
+    named,
+    read_turns,
+)
 from gateway.request.fields import Fields, Turn
 from policies.request import NO_CLAIM, NO_KEYS, Claim, CorrelationKeys, Flow
 
@@ -203,7 +212,7 @@ def claim_of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
     else:
         weak += known
     if turns.answered and not known and begins:
-        weak.append(turns.named_before(b"asked", b""))
+        weak.append(name_of_questions(turns.questions[: turns.answered], b"asked", b""))
     if keys.turn:
         weak.append(named(name.encode(), b"turn", keys.turn))
     is_new = not keys.turn and not turns.answered
@@ -220,10 +229,10 @@ def claim_of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
 def _named(turns: Turns, session: bytes, previous: bytes, strong: list[str]) -> str:
     """Return the name that the conversation's interaction has if it is new."""
     if turns.questions and previous:
-        return turns.named(b"after", previous, last_only=True)
+        return name_of_questions(turns.questions[-1:], b"after", previous)
     if turns.questions:
         # A session may lose its first turns. Without a session, all questions so far tell conversations apart.
-        return turns.named(b"asked", session, last_only=bool(session))
+        return name_of_questions(turns.questions[-1:] if session else turns.questions, b"asked", session)
     if previous:
         return hashed(b"after", previous)
     return hashed(b"amid", strong[0].encode()) if strong else ""

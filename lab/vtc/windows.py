@@ -113,7 +113,7 @@ class _EngineRoom(OneEngine):
             record = self._run.records[request.id]
             arrival = record.arrival
             try:
-                self._model.submit(EngineRequest(request.id, arrival.prompt_tokens, arrival.output_tokens), now)
+                self._model.submit(EngineRequest(request.id, arrival.prompt_tokens, arrival.output_tokens))
             except RequestRefusedError:
                 self._order.charge(request, ServiceTokens(0, 0), now, final=True)
                 self._end(record, IMPOSSIBLE, now)

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from backends.engines.adapter import UNREADABLE
+from backends.engines.by_metrics import OllamaAdapter, TgiAdapter
 from backends.engines.kinds import KINDS, recognise
 from backends.engines.llama_cpp import LlamaCppAdapter
-from backends.engines.ollama import OllamaAdapter
-from backends.engines.tgi import TgiAdapter
 from backends.engines.vllm import VllmAdapter
 from backends.promtext import SAMPLES_MAX, lines_of, samples
 from policies.capacity.gauges import Gauges

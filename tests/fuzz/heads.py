@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from gateway.http.accounts import ServerLimits
 from gateway.http.addresses import TrustedProxies, household
 from gateway.http.errors import ApiError
 from gateway.http.headers import REQUEST_DROPPED, bearer_key, forwarded
 from gateway.http.http_request import HttpRequest, RequestReader
-from gateway.http.server_limits import ServerLimits
 from gateway.telemetry.trace import Sampler
 from tests.fuzz.harness import Harness
 from tests.fuzz.transport import pieces

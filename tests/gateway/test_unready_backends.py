@@ -294,7 +294,7 @@ def test_what_only_waits_inside_it_is_a_standstill_too() -> None:
 def test_a_long_prompt_is_none(batched_tokens: int) -> None:
     profile = replace(SMALL, max_num_batched_tokens=batched_tokens, max_model_len=16_000, per_prefill_token_s=1e-2)
     engine, standstill, now = EngineModel(profile), StandstillDetector(2 * batched_tokens * 1e-2), 0.0
-    engine.submit(EngineRequest("long", prompt_tokens=15_000, output_tokens=3), now)
+    engine.submit(EngineRequest("long", prompt_tokens=15_000, output_tokens=3))
     steps = 0
     while engine.has_work:
         now += engine.step(now).duration_s

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from gateway.http.accounts import ServerLimits
 from gateway.http.connection import Connection
 from gateway.http.errors import ApiError
 from gateway.http.headers import header_of
 from gateway.http.http_request import HttpRequest, RequestReader
 from gateway.http.responder import Responder
 from gateway.http.server import Handler, HttpServer
-from gateway.http.server_limits import ServerLimits
 from tests.waiting import WAIT_S, until
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"

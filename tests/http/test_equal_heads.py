@@ -9,10 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from backends.client.recurring_head import HEAD_BYTES_KEPT
+from gateway.http.accounts import ServerLimits
 from gateway.http.errors import ApiError
 from gateway.http.headers import header_of
 from gateway.http.http_request import RequestReader
-from gateway.http.server_limits import ServerLimits
 from tests.http.conformance import ASKED
 from tests.http.corpus import REFUSED, P
 from tests.http.http_raw import POST, found, read_answer, serving

@@ -6,11 +6,10 @@ import asyncio
 
 import pytest
 
-from gateway.http.accounts import Accounts
+from gateway.http.accounts import Accounts, ServerLimits
 from gateway.http.addresses import TrustedProxies
 from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
-from gateway.http.server_limits import ServerLimits
 from tests.http.http_raw import CHUNKED, POST, account_of, echo, read_answer, refusal, send, serving, statuses_of, wait
 from tests.waiting import until
 

@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from aiohttp import web
 
+from gateway.http.accounts import ServerLimits
 from gateway.http.headers import header_of
 from gateway.http.http_request import RequestReader
-from gateway.http.server_limits import ServerLimits
 from tests.http.conformance import ASKED
 from tests.http.corpus import REFUSED, G, P
 from tests.http.http_raw import GET_CLOSE, SMUGGLED, exchange, found, serving, status_of, statuses_of, wire

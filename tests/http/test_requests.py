@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.http.accounts import ServerLimits
 from gateway.http.addresses import TrustedProxies
 from gateway.http.headers import header_of
 from gateway.http.http_request import HttpRequest
-from gateway.http.server_limits import ServerLimits
 from tests.http.http_raw import POST, echo, read_answer, serving, statuses_of
 
 

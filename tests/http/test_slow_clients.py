@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
+from gateway.http.accounts import ServerLimits
 from gateway.http.http_request import HttpRequest
-from gateway.http.server_limits import ServerLimits
 from tests.http.http_raw import (
     CHUNKED,
     GET,

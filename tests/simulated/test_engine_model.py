@@ -44,7 +44,7 @@ class Clock:
 
     def submit(self, *requests: EngineRequest) -> None:
         for request in requests:
-            self.engine.submit(request, self.now)
+            self.engine.submit(request)
 
     def step(self) -> Step:
         assert self.engine.has_work, "what the test waits for never came"
@@ -163,7 +163,7 @@ def test_a_step_that_preempts_admits_nobody_and_the_preemption_counter_is_late()
 
 def test_gauges_do_not_see_an_arrival_before_a_step_nor_a_step_before_its_end() -> None:
     engine = EngineModel(small())
-    engine.submit(EngineRequest("a", 10, 5), 0.0)
+    engine.submit(EngineRequest("a", 10, 5))
     assert engine.gauges(0.0).waiting == 0
     step = engine.step(0.0)
     assert engine.gauges(step.duration_s / 2).running == 0
@@ -210,9 +210,9 @@ def test_a_pooling_request_ends_with_its_prefill() -> None:
 )
 def test_impossible_lengths_and_an_id_in_use_are_refused(prompt: int, output: int, id: str, said: str) -> None:
     engine = EngineModel(small())
-    engine.submit(EngineRequest("a", 1, 1), 0.0)
+    engine.submit(EngineRequest("a", 1, 1))
     with pytest.raises(RequestRefusedError, match=said):
-        engine.submit(EngineRequest(id, prompt, output), 0.0)
+        engine.submit(EngineRequest(id, prompt, output))
 
 
 def test_profiles_are_found_by_name_and_an_unknown_one_lists_them() -> None:
@@ -250,7 +250,7 @@ class EngineMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         if self.live:
             name = data.draw(st.sampled_from(sorted(self.live)))
-            self.engine.abort(name, self.clock.now)
+            self.engine.abort(name)
             del self.live[name]
 
     @rule(count=st.integers(1, 30))

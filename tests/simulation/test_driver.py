@@ -140,7 +140,7 @@ class LiveBody:
             self.loop.call_at(now + NETWORK_S, self.dispatcher.failed, client.request.id, Failure.REFUSED)
             return
         arrival = client.arrival
-        model.submit(EngineRequest(arrival.id, arrival.prompt_tokens, arrival.output_tokens, arrival.prefix), now)
+        model.submit(EngineRequest(arrival.id, arrival.prompt_tokens, arrival.output_tokens, arrival.prefix))
         if backend not in self.stepping:
             self._step(backend)
 

@@ -81,7 +81,7 @@ def direct_throughput(arrivals: list[Arrival], engine: EngineProfile | None = No
     """Output tokens per second when everything is sent to the engine (default: tiny) as it comes."""
     model = EngineModel(engine or profile("tiny-cpu"))
     for arrival in arrivals:
-        model.submit(EngineRequest(arrival.id, arrival.prompt_tokens, arrival.output_tokens), 0.0)
+        model.submit(EngineRequest(arrival.id, arrival.prompt_tokens, arrival.output_tokens))
     now = tokens = 0.0
     while model.has_work:
         step = model.step(now)
@@ -140,7 +140,7 @@ def test_nothing_is_preempted_once_lengths_are_learned() -> None:
 
     model = EngineModel(profile("tiny-cpu"))
     for arrival in arrivals:
-        model.submit(EngineRequest(arrival.id, arrival.prompt_tokens, arrival.output_tokens), 0.0)
+        model.submit(EngineRequest(arrival.id, arrival.prompt_tokens, arrival.output_tokens))
     while not model.step(0.0).preempted:  # sent directly, they do preempt each other
         assert model.has_work
 

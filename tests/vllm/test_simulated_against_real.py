@@ -69,7 +69,7 @@ def run_model(jobs: list[Job]) -> Run:
     engine = EngineModel(PROFILE)
     run = Run()
     for i, job in enumerate(jobs):
-        engine.submit(EngineRequest(str(i), job.prompt_tokens, job.output_tokens), 0.0)
+        engine.submit(EngineRequest(str(i), job.prompt_tokens, job.output_tokens))
     now = 0.0
     while engine.has_work:
         step = engine.step(now)

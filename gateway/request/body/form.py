@@ -32,8 +32,8 @@ _PARAMETER: Final = re.compile(
     rb"[ \t]*;[ \t]*(?:(" + _TOKEN + rb')=(?:"((?:[^"\\]|\\.)*+)"|([^\s;"\\]*)))?[ \t]*', re.DOTALL
 )
 """A parameter as clients write it: .NET leaves the quotes out, others name the file in a second way."""
-_CHARSETS: Final = frozenset({b"utf-8", b"utf8", b"us-ascii", b"ascii", b"iso-8859-1", b"latin1"})
-"""Charsets of a form in which every engine reads the same names."""
+_CHARSETS: Final = (b"utf-8", b"utf8", b"us-ascii", b"ascii", b"iso-8859-", b"latin", b"windows-125", b"cp125")
+"""Beginnings of the charsets of a form in which every engine reads the same names."""
 _PLAIN: Final = frozenset({b"7bit", b"8bit", b"binary"})
 _READ: Final = frozenset({"model", "stream", "user"})
 
@@ -111,7 +111,7 @@ def read_parts(body: bytes, content_type: bytes) -> tuple[list[Part], int]:
         raise _bad(
             "its content-type should be 'multipart/form-data; boundary=...', with a boundary of up to 70 letters"
         )
-    if (charset := said.get(b"charset", b"utf-8")).lower() not in _CHARSETS:
+    if not (charset := said.get(b"charset", b"utf-8")).lower().startswith(_CHARSETS):
         raise _bad(f"its charset '{charset[:40].decode('latin-1')}' is not known here; send utf-8")
     mark = b"\r\n--" + boundary[0]
     at = 0

@@ -149,7 +149,10 @@ class JsonPayload(Payload):
             self.body = b"".join((self.body[:at], ASK_FOR_USAGE, memoryview(self.body)[at:]))
             return
         fields = _members(self.body)
-        fields["stream_options"] = Raw(_with_usage(bytes(fields["stream_options"])))
+        given = bytes(fields["stream_options"])
+        options = {} if given == b"null" else _members(given)
+        options["include_usage"] = Raw(b"true")
+        fields["stream_options"] = Raw(encode(options))
         self.body = encode(fields)
 
     def rename(self, model: str) -> None:
@@ -172,13 +175,6 @@ class JsonPayload(Payload):
         at = body.index(b"{") + 1
         field = b'"cache_salt":"%b",' % salt.encode() if body.find(b'"') >= 0 else b""  # not for an empty object
         return body[:at] + field, memoryview(body)[at:]
-
-
-def _with_usage(options: bytes) -> bytes:
-    """Return these stream options as JSON that asks for usage."""
-    kept = {} if options == b"null" else _members(options)
-    kept["include_usage"] = Raw(b"true")
-    return encode(kept)
 
 
 def read_json(body: bytes, api: Api) -> JsonPayload:

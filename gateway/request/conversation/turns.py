@@ -63,19 +63,6 @@ class Turns:
         self.keys = keys
         self.answered = answered
 
-    def named(self, *rest: bytes, last_only: bool = False) -> str:
-        """Return a short name of all questions, or with `last_only` of the last one, and of the `rest` that sets it
-        apart."""
-        questions = self.questions
-        if last_only or len(questions) == 1:
-            return named(same_text(questions[-1]), *rest)
-        return named(*[same_text(question) for question in questions], *rest)
-
-    def named_before(self, *rest: bytes) -> str:
-        """Return the name that the conversation had at the last answer: of the questions up to then, and of the
-        `rest`."""
-        return named(*[same_text(question) for question in self.questions[: self.answered]], *rest)
-
 
 class TurnKind(Enum):
     """The kinds of turns."""
@@ -223,6 +210,11 @@ def _mark_at(content: bytes, at: int, low: int) -> tuple[int, int]:
         return comma.start(), end
     after = _AFTER_MARK.match(content, end)
     return at, end if after is None else after.end()
+
+
+def name_of_questions(questions: list[bytes], *rest: bytes) -> str:
+    """Return a short name of these questions, and of the `rest` that sets them apart."""
+    return named(*[same_text(question) for question in questions], *rest)
 
 
 def named(*parts: bytes | memoryview) -> str:
