@@ -98,7 +98,8 @@ class TensorRtLlmAdapter(Adapter):
 class TgiAdapter(Adapter):
     """The adapter for Text Generation Inference 1.4 to 3.3.
 
-    The engine reserves `max_tokens` of each request at its admission. A refusal is a 429 with the `error_type` "overloaded".
+    The engine reserves `max_tokens` of each request at its admission. A refusal is a 429 with the `error_type`
+    "overloaded".
     """
 
     name = "tgi"
