@@ -34,11 +34,6 @@ class AnswerKeys:
         self.arguments = b""
         self.tool_ids: dict[bytes, None] = {}
 
-    def add(self, text: bytes) -> None:
-        """Append to the answer's text."""
-        if len(self.text) < KEY_BYTES_MAX:
-            self.text += text
-
     def add_texts(self, json: bytes) -> None:
         """Append the texts in this JSON until the key has `KEY_BYTES_MAX` bytes."""
         for found in _TEXT.finditer(json):

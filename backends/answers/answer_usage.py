@@ -150,7 +150,7 @@ def _keys_of(answer: Body) -> AnswerKeys:
             content = memoryview(message.content)
             begin = bytes(content[: min(KEY_BYTES_MAX, len(content) - 1)])  # without its closing quote
             if begin.startswith(b'"'):
-                keys.add(begin[1:])
+                keys.text = begin[1:]
             if len(message.tool_calls) > len("[]"):
                 keys.add_calls(bytes(message.tool_calls))
         return keys

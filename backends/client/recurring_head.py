@@ -47,14 +47,8 @@ class RecurringHead:
         return (end + len(self._after), length) if length else (0, 0)
 
 
-class AnswerHead(RecurringHead):
-    """The head of an engine's answer with status 200; `headers` without the length."""
-
-    __slots__ = ("headers",)
-
-    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
-        super().__init__()
-        self.headers = headers
+AnswerHead = tuple[RecurringHead, list[tuple[bytes, bytes]]]
+"""The head of an engine's answer with status 200, and its header fields without the length."""
 
 
 def answer_head(data: bytes, headers: list[tuple[bytes, bytes]]) -> AnswerHead | None:
@@ -62,6 +56,6 @@ def answer_head(data: bytes, headers: list[tuple[bytes, bytes]]) -> AnswerHead |
     if data.startswith(b"HTTP/1.1 200 "):
         for number, (name, length) in enumerate(headers):
             if name == b"content-length":
-                head = AnswerHead(headers[:number] + headers[number + 1 :])
-                return head if head.keep(data[: data.index(b"\r\n\r\n") + 4], length) else None
+                head, others = RecurringHead(), headers[:number] + headers[number + 1 :]
+                return (head, others) if head.keep(data[: data.index(b"\r\n\r\n") + 4], length) else None
     return None

@@ -278,10 +278,11 @@ class _Connection(asyncio.Protocol):
             call.head = call.body = b""
             known = self._pool._answer_head
             if known is not None and not self._is_bodiless:
-                begin, length = known.found(data, 0)
+                head, headers = known
+                begin, length = head.found(data, 0)
                 if begin and begin + length == len(data):  # the parser does not see it, and stands where it stood
                     self._is_head_done = self._is_complete = self._is_kept_alive = True
-                    self._status, self._headers = 200, [*known.headers, (b"content-length", b"%d" % length)]
+                    self._status, self._headers = 200, [*headers, (b"content-length", b"%d" % length)]
                     self._tell(call, data[begin:], is_head_new=True)
                     return
             self._begins_as_http11 = data.startswith(b"HTTP/1.1 ")

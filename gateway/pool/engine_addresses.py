@@ -81,12 +81,12 @@ async def resolve(host: str) -> list[str]:
     return [str(each[4][0]) for each in found]
 
 
-class _FollowedName:
+class _FollowedName(KnownAddresses):
     """A host name that is looked up repeatedly, its last addresses, and its look-up under way."""
 
     def __init__(self, host: str) -> None:
+        super().__init__()
         self.host = host
-        self.known = KnownAddresses()
         self.fault = ""
         """Cause of the last look-up's failure, or ""."""
         self.lookup: asyncio.Future[Sequence[str]] | None = None
@@ -118,7 +118,7 @@ class Addresses:
         found: list[BackendConfig] = []
         for backend in pool.backends:
             if backend.each_address:
-                found += [backend.at(address) for address in self._names[backend.host].known]
+                found += [backend.at(address) for address in self._names[backend.host]]
             else:
                 found.append(backend)
         return found
@@ -150,7 +150,7 @@ class Addresses:
         counts: list[Row] = []
         for name in list(self._names.values()):
             success.append(([name.host], not name.fault))
-            counts += [([name.host, "engine"], len(name.known)), ([name.host, "left_out"], name.known.left_out)]
+            counts += [([name.host, "engine"], len(name)), ([name.host, "left_out"], name.left_out)]
         yield family("fairgate_name_lookup_success", success)
         yield family("fairgate_name_addresses", counts)
 
@@ -175,20 +175,20 @@ class Addresses:
         self._log_fault(name, "" if found else "it has no address")
         if not found:
             return False
-        before, left_out = set(name.known), name.known.left_out
-        is_changed = name.known.resolved(
+        before, left_out = set(name), name.left_out
+        is_changed = name.resolved(
             found, time.monotonic(), ttl_s=limits.upstream_addresses_s, addresses_max=limits.upstream_addresses_max
         )
         if is_changed:
-            after = set(name.known)
+            after = set(name)
             logger.info(
                 "addresses of the name %s: %d; new: %s; gone: %s",
                 name.host, len(after), _listed(after - before), _listed(before - after),
             )  # fmt: skip
-        if name.known.left_out and not left_out:
+        if name.left_out and not left_out:
             logger.warning(
                 "the name %s has more addresses than limits.upstream_addresses_max (%d): %d are left out",
-                name.host, limits.upstream_addresses_max, name.known.left_out,
+                name.host, limits.upstream_addresses_max, name.left_out,
             )  # fmt: skip
         return is_changed
 
@@ -196,7 +196,7 @@ class Addresses:
         """Log a new fault once."""
         if fault and not name.fault:
             logger.warning(
-                "the name %s cannot be looked up (%s): its engines stay, %d in all", name.host, fault, len(name.known)
+                "the name %s cannot be looked up (%s): its engines stay, %d in all", name.host, fault, len(name)
             )
         elif name.fault and not fault:
             logger.info("the name %s can be looked up again", name.host)

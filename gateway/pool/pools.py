@@ -99,7 +99,8 @@ class Pools:
         try:
             for each in config.pools:
                 pool = known.get(each.name)
-                alike = pool is not None and _estimation_settings(pool.config) == _estimation_settings(each)
+                way = each.bytes_per_token, each.tokenizer
+                alike = pool is not None and (pool.config.bytes_per_token, pool.config.tokenizer) == way
                 one = PoolPlan(each, pool, None if alike else await asyncio.to_thread(estimator_of, each))
                 prepared.append(one)
                 for backend in self.addresses.engines(each):
@@ -187,8 +188,3 @@ class Pools:
             return Backend(config, config.url.rstrip("/"), gateway)
         server = SimulatedServer(profile(EMBEDDED_PROFILE), model_names=tuple(pool.models) or EMBEDDED_MODELS)
         return Backend(config, f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}", gateway, server)
-
-
-def _estimation_settings(pool: PoolConfig) -> tuple[float | None, str | None]:
-    """Return the settings of prompt token estimation: bytes per token, and tokenizer."""
-    return pool.bytes_per_token, pool.tokenizer

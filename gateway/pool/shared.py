@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from gateway.config.model import Config, PoolConfig
@@ -52,10 +52,8 @@ class Shared:
         """Return the tables of another configuration, for `taken_over`. Safe in any thread, since tenants may be
         many."""
         fresh = Shared.of(config)
-        if (before.interactions, before.apps) != (config.interactions, config.apps):
-            return fresh
-        claims = fresh.claims if self.claims is None or fresh.claims is None else self.claims
-        return Shared(fresh.interactions, claims, fresh.quotas, fresh.tree)
+        is_kept = (before.interactions, before.apps) == (config.interactions, config.apps)
+        return replace(fresh, claims=self.claims) if is_kept and self.claims and fresh.claims else fresh
 
     def taken_over(self, fresh: Shared, config: Config) -> Shared:
         """Return the tables under another configuration, with all counts and open interactions.
@@ -70,12 +68,8 @@ class Shared:
             quotas.set(Quotas() if fresh.quotas is None else fresh.quotas)
         elif fresh.quotas is not None and not fresh.quotas.is_off:
             quotas = fresh.quotas
-        return Shared(
-            fresh.interactions if self.interactions is None else self.interactions,
-            fresh.claims,
-            quotas,
-            fresh.tree,
-        )
+        interactions = fresh.interactions if self.interactions is None else self.interactions
+        return replace(fresh, interactions=interactions, quotas=quotas)
 
     def set_issued_quotas(self, quotas: Mapping[str, ModelQuotasConfig]) -> None:
         """Set the limits of keys issued while the gateway runs, by the name under which each key is counted."""

@@ -268,7 +268,7 @@ class Gateway:
         """Give the pipeline the pools and routes of the config."""
         config = self.config
         pipeline.take_over(
-            self.pools, routes=Routes.of(config.routes), cors=Cors(config.cors_origins), aliases=config.aliases,
+            self.pools, routes=Routes(config.routes), cors=Cors(config.cors_origins), aliases=config.aliases,
             json_bytes_max=config.json_bytes_max,
         )  # fmt: skip
 

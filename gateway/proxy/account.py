@@ -34,7 +34,9 @@ def believed(
     if usage.prompt_tokens:
         prompt = usage.prompt_tokens
         if prompt > room:
-            prompt = min(prompt, room * _prompts_max(request, payload, route))
+            # Where nothing is generated, each item of a list may be a prompt.
+            prompts_max = request.sequences if route.generates else 1 + payload.prompt.commas()
+            prompt = min(prompt, room * prompts_max)
     if usage.output_tokens:
         output = usage.output_tokens
         if output > request.output_tokens_max:  # this limit assumes an estimated prompt, so it may be too low
@@ -45,14 +47,6 @@ def believed(
 def works_on(payload: Payload, usage: Usage | None) -> bool:
     """Return whether the engine works on in the background, as far as it has reported."""
     return payload.is_background and (usage is None or usage.output_tokens is None)
-
-
-def _prompts_max(request: Request, payload: Payload, route: Route) -> int:
-    """Return the most prompts that the request can hold. Where nothing is generated, each item of a list may be a
-    prompt."""
-    if route.generates:
-        return request.sequences
-    return 1 + payload.prompt.commas()
 
 
 def _output_max(request: Request, payload: Payload, route: Route, room: int) -> int:

@@ -223,7 +223,7 @@ def claim_of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
     if not id_ and not weak and not lines:
         return Claim(begins=begins)
     carried = CorrelationKeys(tuple(strong), tuple(weak), tuple(lines), LINES_OF_A_NEW_TALK if is_new else 1)
-    return Claim(id_, turns.stage, begins, keys=carried, session=name, last_turn=keys.last_turn)
+    return Claim(id_, turns.stage(), begins, keys=carried, session=name, last_turn=keys.last_turn)
 
 
 def _named(turns: Turns, session: bytes, previous: bytes, strong: list[str]) -> str:

@@ -102,14 +102,14 @@ _OLLAMA: Final = {
 class Routes:
     """The routes of one gateway."""
 
-    def __init__(self, more: Iterable[tuple[str, tuple[str, ...], Route]] = ()) -> None:
-        """Create the known routes and `more`: configured paths with their methods and routes. A star stands for one
-        step."""
+    def __init__(self, configured: Iterable[RouteConfig] = ()) -> None:
+        """Create the known routes and those that the config opens. A star in a path stands for one step."""
         self._plain: dict[str, Methods] = {}
         self._starred: list[tuple[re.Pattern[str], Methods]] = []
         starred: dict[str, Methods] = {}
-        known = [(path, one.methods, _ROUTES[one.treatment]) for path, one in KNOWN_PATHS.items()]
-        for path, methods, route in [*known, *more]:
+        known = [(path, one.methods, one.treatment) for path, one in KNOWN_PATHS.items()]
+        for path, methods, treatment in [*known, *[(one.path, one.methods, one.treatment) for one in configured]]:
+            route = _ROUTES[treatment]
             table = starred if "*" in path else self._plain
             found = table.setdefault(path, {})
             for method in methods:
@@ -122,11 +122,6 @@ class Routes:
             found["OPTIONS"] = Route(RouteKind.OPTIONS, takes_body=False, methods=", ".join([*found, "OPTIONS"]))
         everywhere = Route(RouteKind.OPTIONS, takes_body=False, methods="GET, HEAD, POST, OPTIONS")
         self._plain["*"] = {"OPTIONS": everywhere}
-
-    @classmethod
-    def of(cls, routes: Iterable[RouteConfig]) -> Routes:
-        """Return the known routes and those that the config opens."""
-        return cls((route.path, route.methods, _ROUTES[route.treatment]) for route in routes)
 
     def response_id(self, path: str) -> str:
         """Return the id of the stored response that a path names. Empty if the path names none, or is itself

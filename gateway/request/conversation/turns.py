@@ -11,7 +11,6 @@ Only the roles are decoded; contents stay encoded.
 from __future__ import annotations
 
 import re
-from enum import Enum
 from hashlib import sha256
 from typing import Final
 
@@ -44,81 +43,67 @@ _MARKS_MAX: Final = 64
 
 
 class Turns:
-    """The facts that the turns of a conversation tell of its interaction.
+    """The facts that the turns of a conversation tell of its interaction, fed turn by turn.
 
     Attributes:
         questions: the user's own turns up to and with the question; empty if there is none.
         answered: number of earlier questions that the model has replied to.
-        stage: the call's position among the calls that answer the question, from 1.
         begins: True if the question comes last, False if a tool's result does, None if neither does.
         keys: correlation keys by which the interaction is recognised.
     """
 
-    __slots__ = ("answered", "begins", "keys", "questions", "stage")
-
-    def __init__(self, questions: list[bytes], answered: int, counter: StageCounter, keys: TurnKeys) -> None:
-        self.questions = questions
-        self.stage = counter.stage()
-        self.begins = counter.begins
-        self.keys = keys
-        self.answered = answered
-
-
-class TurnKind(Enum):
-    """The kinds of turns."""
-
-    ASKS = 1
-    """A question, unless a tool's result follows before the model's next turn."""
-    RESULT = 2
-    """A tool's result, or the user's text beside one."""
-    MODEL = 3
-    OTHER = 4
-
-
-class StageCounter:
-    """A counter of the calls since the last question of a conversation, fed turn by turn."""
-
-    __slots__ = ("_calls", "_calls_before", "_has_result", "_in_models_turn", "begins")
+    __slots__ = (
+        "_calls", "_calls_before", "_has_result", "_in_models_turn", "answered", "begins", "keys", "questions",
+    )  # fmt: skip
 
     def __init__(self) -> None:
+        self.questions: list[bytes] = []
+        self.answered = 0
+        self.begins: bool | None = None
+        self.keys = TurnKeys()
         self._calls = 0
         self._calls_before = 0
         """Number of calls up to the model's last turn, whatever was asked since."""
-        self.begins: bool | None = None
         self._in_models_turn = False
         self._has_result = False
         """Whether a tool's result has come since the model's last turn."""
 
-    def of_user(self, *, is_question: bool) -> TurnKind:
-        """Add a turn of the user: a question or a tool's result. Text beside a result, such as reminders and images,
-        asks nothing."""
-        if not is_question or self._has_result:
-            return self._result()
+    def add(self, turn: Turn) -> None:
+        """Add the next turn."""
+        role = turn.role
+        if role == "user":
+            content = bytes(turn.content)
+            # Text beside a tool's result, such as reminders and images, asks nothing.
+            if self._has_result or (content.startswith(b"[") and _holds_result(content)):
+                self._add_result()
+            else:
+                self.ask(content)
+        elif role in INSTRUCTS:
+            pass
+        elif role == "tool" or role == "function" or (role is None and (turn.type or "").endswith("_output")):
+            self._add_result()
+        else:
+            # One call may answer with several items in a row: reasoning, a text, tool calls.
+            self._calls += not self._in_models_turn
+            self._calls_before = self._calls
+            self.begins, self._in_models_turn, self._has_result = None, True, False
+            self.answered = len(self.questions)
+
+    def ask(self, question: bytes) -> None:
+        """Add a question of the user."""
         self.begins, self._in_models_turn = True, False
         self._calls = 0
-        return TurnKind.ASKS
+        self.questions.append(question)
 
-    def of_other(self, turn: Turn) -> TurnKind:
-        """Add a turn of anyone but the user."""
-        role = turn.role
-        if role in INSTRUCTS:
-            return TurnKind.OTHER
-        if role == "tool" or role == "function" or (role is None and (turn.type or "").endswith("_output")):
-            return self._result()
-        # One call may answer with several items in a row: reasoning, a text, tool calls.
-        self._calls += not self._in_models_turn
-        self._calls_before = self._calls
-        self.begins, self._in_models_turn, self._has_result = None, True, False
-        return TurnKind.MODEL
-
-    def _result(self) -> TurnKind:
-        """Begin a tool's result."""
+    def _add_result(self) -> None:
+        """Add a tool's result, before which the user's turns since the model's last one asked nothing."""
         self.begins = self._in_models_turn = False
         self._has_result = True
         self._calls = self._calls_before
-        return TurnKind.RESULT
+        del self.questions[self.answered :]
 
     def stage(self) -> int:
+        """Return the call's position among the calls that answer the question, from 1."""
         # If the model's turn comes last, this call continues the answer that it begins.
         return self._calls if self._in_models_turn else self._calls + 1
 
@@ -134,25 +119,14 @@ def decoded_turns(conversation: Raw) -> list[Turn] | None:
 
 def read_turns(turns: list[Turn] | None, conversation: Raw) -> Turns:
     """Return the facts that these turns of a conversation tell. Without turns, the conversation is one text."""
-    counter = StageCounter()
-    questions: list[bytes] = []
-    answered = 0
+    found = Turns()
     if turns is None:
-        counter.of_user(is_question=True)
-        return Turns([bytes(conversation)], 0, counter, TurnKeys())
+        found.ask(bytes(conversation))
+        return found
     for turn in turns:
-        if turn.role == "user":
-            content = bytes(turn.content)
-            kind = counter.of_user(is_question=not (content.startswith(b"[") and _holds_result(content)))
-        else:
-            kind = counter.of_other(turn)
-        if kind is TurnKind.ASKS:
-            questions.append(content)
-        elif kind is TurnKind.RESULT:
-            del questions[answered:]
-        elif kind is TurnKind.MODEL:
-            answered = len(questions)
-    return Turns(questions, answered, counter, keys_of_turns(turns[:FIRST_TURNS], turns[-LAST_TURNS:]))
+        found.add(turn)
+    found.keys = keys_of_turns(turns[:FIRST_TURNS], turns[-LAST_TURNS:])
+    return found
 
 
 def _holds_result(content: bytes) -> bool:
