@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 from urllib.parse import unquote
@@ -27,9 +27,9 @@ from gateway.pool.dispatcher import AdmissionClient
 from gateway.pool.pool import Pool
 from gateway.proxy.admission_request import admission_request
 from gateway.proxy.exchange import Exchange
-from gateway.proxy.failover import move
+from gateway.proxy.failover import fail_over
 from gateway.proxy.passthrough import PassThrough, engines_of
-from gateway.proxy.refusals import refusal_error, revoked_key_error
+from gateway.proxy.refusals import revoked_key_error
 from gateway.proxy.request_context import RequestContext
 from gateway.request.apis import OTHER
 from gateway.request.body.payload import JsonPayload, Payload
@@ -38,8 +38,7 @@ from gateway.request.cors import Cors
 from gateway.request.routes import MODELS, RouteKind, Routes
 from gateway.telemetry.record import NO_SERVICE, Outcome, RequestRecord
 from gateway.telemetry.trace import Sampler
-from policies.admission.decisions import Reject
-from policies.request import Refusal, Request, State
+from policies.request import Request, State
 
 logger = logging.getLogger("fairgate")
 
@@ -93,7 +92,7 @@ class Pipeline:
         self._cors = cors
         for pool in self._pools:
             pool.healthy_fallback = partial(self._healthy_fallback, pool)
-            pool.dispatcher.on_stranded = partial(self._fail_over, pool)
+            pool.dispatcher.on_stranded = partial(fail_over, pool)
 
     def reject_revoked(self, exchanges: Iterable[AdmissionClient]) -> None:
         """Reject waiting requests whose key is no longer valid. Others may start or end by that."""
@@ -311,18 +310,6 @@ class Pipeline:
         """Return the pool's fallback, or None if that has no engine in service."""
         other = None if pool.fallback is None else self._pool_of(pool.fallback)
         return other if other is not None and other.is_healthy() else None
-
-    def _fail_over(self, pool: Pool, waiting: Sequence[AdmissionClient]) -> None:
-        """Fail over requests that wait in a pool without an engine for them. A request that cannot move waits for
-        the start of an engine, or is refused."""
-        other = self._healthy_fallback(pool)
-        if other is not None:
-            move(waiting, pool, other, str(pool.fallback))
-        for each in waiting:
-            assert isinstance(each, Exchange)
-            is_moved = other is not None and not each.request.progress.rests
-            if not is_moved and not pool.awaits_start(each.request):
-                each.reject(refusal_error(Reject(each.request.id, Refusal.NO_BACKEND, 1.0), pool.again_s()))
 
     def _pool_of(self, model: str) -> Pool | None:
         """Return the pool that has listed the model, or None."""
