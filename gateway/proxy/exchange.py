@@ -33,7 +33,7 @@ from gateway.proxy.account import believed, works_on
 from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX
 from gateway.proxy.model_name_filter import ModelNameFilter
 from gateway.proxy.refusals import failure_error, refusal_error, revoked_key_error
-from gateway.proxy.relay import Ending, Relay
+from gateway.proxy.relay import HELD, RELAYED, RETURNED, STREAMED, Ending, Phase, Relay
 from gateway.proxy.request_context import RequestContext
 from gateway.request.interaction_claim import answer_keys
 from gateway.telemetry.record import NO_SERVICE, Outcome
@@ -129,7 +129,7 @@ class Exchange(Relay):
 
     def give_up(self, error: ApiError) -> None:
         """End the exchange with this error in any phase, because the gateway stops."""
-        if not self.context.outcome:
+        if self.phase is not Phase.ENDED:
             self._abandon(Outcome.FAILED, error.code.value)
             self._visible_error(error)
 
@@ -147,8 +147,10 @@ class Exchange(Relay):
         self._headers = headers
         kind = content_type(headers)
         if status == 200 and kind.startswith(b"text/event-stream"):
+            self.phase = STREAMED[self.phase]
             self._meter = self.context.stream_meter(self.request.sequences)
             return
+        self.phase = HELD[self.phase]
         is_live = kind != b"application/json" and 200 <= status < 300 and kind and not is_json(kind)
         if is_live and not header_of(headers, b"content-length"):
             self._held_bytes_max = 0
@@ -160,7 +162,8 @@ class Exchange(Relay):
             if not (is_first and self.context.payload.stream and is_event_stream(data)):
                 self._collect(data)
                 return
-            meter = self._meter = self.context.stream_meter(self.request.sequences)  # the content-type was wrong
+            self.phase = STREAMED[self.phase]  # the content-type was wrong
+            meter = self._meter = self.context.stream_meter(self.request.sequences)
         before = meter.token_events
         forward = meter.feed(data)
         context = self.context
@@ -215,7 +218,7 @@ class Exchange(Relay):
 
     def _break_off(self, reason: Reason, what: str, again_s: float = 0.0) -> None:
         """End without a complete answer. `again_s`: least seconds until a retry; 0.0 takes the pool's."""
-        has_begun = self._finder is not None or self.context.first_token_s is not None
+        has_begun = self.phase is Phase.RELAYED or self.context.first_token_s is not None
         service = self._received() if has_begun else NO_SERVICE
         self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
         self.end(Outcome.FAILED, reason.value, service)
@@ -294,6 +297,7 @@ class Exchange(Relay):
             self.cancel()
             self._break_off(Reason.BACKEND_FAILED, NOT_STREAMED)
         else:
+            self.phase = RELAYED[self.phase]
             held = b"".join(self._held)
             self._drop_held()
             self._finder = usage_finder()
@@ -362,8 +366,8 @@ class Exchange(Relay):
 
         A request whose key was revoked meanwhile ends here.
         """
-        assert not self.context.relays
         received = self._received() if failure is Failure.PREEMPTED else NO_SERVICE
+        self.phase = RETURNED[self.phase]
         self._call = self.context.responder.on_pause = self.context.responder.on_resume = None
         self._drop_held()
         self._begin_answer()
@@ -395,7 +399,7 @@ class Exchange(Relay):
         meter = self._meter
         if meter is not None:
             counted, usage = meter.token_events, meter.usage
-        elif self._finder is not None:
+        elif self.phase is Phase.RELAYED:
             counted, usage = self._made_tokens(self._answer_bytes), None
         elif self._call is not None and self._call.sends and works_on(self.context.payload, None):
             counted, usage = 0, None

@@ -14,7 +14,7 @@ from gateway.pool.backend import Backend
 from gateway.pool.pool import Pool
 from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX
 from gateway.proxy.refusals import failure_error
-from gateway.proxy.relay import Ending, Relay
+from gateway.proxy.relay import HELD, RELAYED, RETURNED, Ending, Phase, Relay
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.payload import Payload
 from gateway.request.bypass_limiter import BypassLimiter
@@ -25,7 +25,7 @@ from policies.request import ServiceTokens
 class PassThrough(Relay):
     """A relayed request and its answer. `settled` is called once, at the end."""
 
-    __slots__ = ("_bypass_limiter", "_ending", "_engines", "_error", "_is_error", "_payload", "_settled")
+    __slots__ = ("_bypass_limiter", "_ending", "_engines", "_error", "_payload", "_settled")
 
     def __init__(
         self,
@@ -42,7 +42,6 @@ class PassThrough(Relay):
         self._payload = payload
         """The body, until an engine answers; None without one."""
         self._ending = Ending([])
-        self._is_error = False
         self._error = b""
 
     def begin(self) -> None:
@@ -57,10 +56,11 @@ class PassThrough(Relay):
         self._upstream_head, self._payload = b"", None
         self._status, self._headers = status, headers
         self._ending = Ending(headers)
-        self._is_error = status >= 300 and status != 304  # 304 confirms the client's copy
+        is_error = status >= 300 and status != 304  # 304 confirms the client's copy
+        self.phase = (HELD if is_error else RELAYED)[self.phase]
 
     def body_received(self, data: bytes) -> None:
-        if self._is_error:
+        if self.phase is Phase.HELD:
             self._error += data
             if len(self._error) > ERROR_BODY_BYTES_MAX:
                 self.cancel()
@@ -74,7 +74,7 @@ class PassThrough(Relay):
             responder.start(self._status, self._fields(), first=data)
 
     def completed(self) -> None:
-        if self._is_error:
+        if self.phase is Phase.HELD:
             self.fail_with_error(self._error)
             return
         if self._ending.is_missing:
@@ -94,6 +94,7 @@ class PassThrough(Relay):
         assert self._call is not None
         other = None if self._call.sends else next(self._engines, None)
         if other is not None:
+            self.phase = RETURNED[self.phase]
             self.send(other, self._payload)
             return
         timed_out = isinstance(error, ReadTimedOut)

@@ -1,13 +1,21 @@
 """A request at an engine and its answer to the client, with admission (`Exchange`) or without (`PassThrough`).
 
-A request is sent to an engine. The answer is then held until it is complete and can be judged; or it is an event
-stream, counted event by event; or it is relayed in pieces as they come, such as an answer too long to hold. As long as
-the client has seen nothing, the request may return and be sent again. A request ends once, which sets its `outcome`.
+    waiting -> sent                  to an engine
+    sent -> held                     the answer waits until it is complete and can be judged
+    sent, held -> streamed           an event stream, counted event by event
+    sent, held -> relayed            in pieces as they come, such as an answer too long to hold
+    sent, held, streamed -> waiting  refused or preempted, as long as the client has seen nothing
+    sent -> waiting                  the engine was not reached, or went away before a byte of an answer
+    any -> ended                     once
+
+Each event is a table: the state before it gives the next one. A state that the table lacks is a fault of the gateway,
+and raises KeyError.
 """
 
 from __future__ import annotations
 
 import time
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.client.call import UpstreamCall
@@ -22,6 +30,23 @@ if TYPE_CHECKING:
     from gateway.pool.backend import Backend
 
 
+class Phase(IntEnum):
+    """The states of a request and its answer. Integers are hashed in C, members of a plain `Enum` are not."""
+
+    WAITING = 0
+    SENT = 1
+    HELD = 2
+    STREAMED = 3
+    RELAYED = 4
+    ENDED = 5
+
+
+SENT: Final = {Phase.WAITING: Phase.SENT}
+HELD: Final = {Phase.SENT: Phase.HELD}
+STREAMED: Final = {Phase.SENT: Phase.STREAMED, Phase.HELD: Phase.STREAMED}
+RELAYED: Final = {Phase.SENT: Phase.RELAYED, Phase.HELD: Phase.RELAYED}
+RETURNED: Final = {Phase.SENT: Phase.WAITING, Phase.HELD: Phase.WAITING, Phase.STREAMED: Phase.WAITING}
+ENDED: Final[dict[Phase, Phase]] = dict.fromkeys([phase for phase in Phase if phase is not Phase.ENDED], Phase.ENDED)
 _CLOSES: Final = {b"{": b"}", b"[": b"]"}
 
 
@@ -49,13 +74,14 @@ class Ending:
 class Relay:
     """A request, its engine and its answer. Each kind of relay is the `Receiver` of the answer."""
 
-    __slots__ = ("_call", "_headers", "_status", "_upstream_head", "backend", "context")
+    __slots__ = ("_call", "_headers", "_status", "_upstream_head", "backend", "context", "phase")
 
     backend: Backend
     """The engine that has the request, or had it last."""
 
     def __init__(self, context: RequestContext, upstream_head: bytes) -> None:
         self.context = context
+        self.phase = Phase.WAITING
         self._upstream_head = upstream_head
         self._call: UpstreamCall | None = None
         self._status = 0
@@ -65,6 +91,7 @@ class Relay:
         """Send the request to this engine, and read from the engine no faster than the client reads."""
         context = self.context
         receiver: Any = self
+        self.phase = SENT[self.phase]
         self.backend = backend
         context.dispatched(backend.name, time.monotonic())
         call = self._call = backend.send(
@@ -87,9 +114,9 @@ class Relay:
 
     def end(self, outcome: str, reason: str, service: ServiceTokens = NO_SERVICE) -> None:
         """Record the end. The client has its answer, or an error, or is gone."""
-        context = self.context
-        assert not context.outcome
+        self.phase = ENDED[self.phase]
         self._call = None
+        context = self.context
         responder = context.responder
         responder.on_disconnect = responder.on_pause = responder.on_resume = None
         context.ended(outcome, reason, service, time.monotonic())
