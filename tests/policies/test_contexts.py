@@ -258,3 +258,12 @@ def test_a_tenant_that_holds_nothing_gets_a_start_in_after_the_time_for_which_ho
     assert first == pytest.approx(1.0 + HOLD_S, abs=1.0)
     assert second == pytest.approx(first + HOLD_S, abs=1.0)
     assert "other.0" not in began
+
+
+def test_a_call_that_does_not_come_in_time_lowers_the_rate_of_its_kind() -> None:
+    pool, rates = Pool(), []
+    for serial in range(2):
+        pool.serves(last := call("a", f"a{serial}", 1000))
+        rates.append(pool.set.kinds.known(last).return_rate.value)
+        pool.after(1.1 * HOLD_S)
+    assert rates[0] > rates[1]
