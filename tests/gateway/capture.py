@@ -123,11 +123,17 @@ class Upstream(Listener):
         self._context_tokens = context_tokens
         self.asked_for_metrics = asyncio.Event()
         self.requests: list[Seen] = []
+        self.unread: list[bytes] = []
+        """What was left of connections that ended within a request."""
 
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = Peer(reader, writer)
         while not writer.is_closing():
-            seen = await _read(reader)
+            try:
+                seen = await _read(reader)
+            except asyncio.IncompleteReadError as error:
+                self.unread += [error.partial] if error.partial else []
+                return
             if seen.head.startswith(_CONTROL_PLANE):
                 if b"/metrics" in seen.line:
                     self.asked_for_metrics.set()
