@@ -93,15 +93,15 @@ class KeptShare:
         self._is_told = False
         """True once an engine has reported cached tokens. A report of 0 means a miss only after that."""
 
-    def returned(self, context_tokens: int, found_tokens: int, *, is_full: bool) -> None:
+    def returned(self, context_tokens: int, found_tokens: int, *, binds: bool) -> None:
         """Learn from a returning call: `found_tokens` of its `context_tokens` were cached.
 
-        `is_full`: the contexts that count fill the capacity, so a hit shows that the capacity could be larger.
+        `binds`: a start waits for the capacity. Only then a hit raises the capacity: it may be too small.
         """
         self._is_told = self._is_told or found_tokens > 0
         if not self._is_told:
             return
         wanted = FOUND if self.share < 1.0 else FOUND_BEYOND
         surplus = min(1.0, found_tokens / context_tokens) - wanted
-        if surplus < 0.0 or is_full:
+        if surplus < 0.0 or binds:
             self.share = max(SHARE_MIN, min(SHARE_MAX, self.share * (1.0 + STEADY * surplus)))

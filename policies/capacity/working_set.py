@@ -347,8 +347,8 @@ class WorkingSet:
         if not request.progress.inside:
             context.kind.shared_tokens.learn(service.cached or request.progress.cached_tokens)
         elif to_find_tokens and service.cached is not None and request.progress.engine == context.engine:
-            is_full = self.tokens_in_all >= self.capacity_tokens
-            self.kept.returned(to_find_tokens, service.cached, is_full=is_full)
+            binds = self.first_start is not None and self.first_start() is not None
+            self.kept.returned(to_find_tokens, service.cached, binds=binds)
 
     def _resize(self, context: Context, tokens: int) -> None:
         more = tokens - context.tokens

@@ -2,6 +2,7 @@
 
 When a gateway reports a count, it also reserves a small part of what is left: the store counts that as used. Requests
 within a reservation are admitted at once, because no other gateway can use the reservation before the next sync round.
+Until the reply, others may still use what is newly reserved: only what the last report had reserved already is sure.
 Other requests wait for a sync round (`is_sure`), for example near a limit, where nothing is left to reserve.
 """
 
@@ -33,6 +34,8 @@ class SharedCounts:
         self._name = name
         self._asked: list[tuple[Hashable, int]] = []
         """Member and first bucket of each expected entry of the reply."""
+        self._unconfirmed: dict[Hashable, Measures] = {}
+        """Amounts that the last report reserved and the one before had not, until the reply."""
 
     def report(self, most: int, reserve: Callable[[Hashable], Measures] | None = None) -> list[CountDelta]:
         """Return the counts since the last sync round, for at most `most` members.
@@ -46,6 +49,7 @@ class SharedCounts:
         for member in list(islice(pending, most)):
             if len(tallies) >= most:
                 break
+            before = [self.own(member, place)[0] for place in PLACES]
             for bucket, (*own, why) in sorted(pending.pop(member).items()):
                 if bucket < counts.oldest:
                     continue
@@ -62,6 +66,8 @@ class SharedCounts:
                 )
                 if any(extra):
                     counts.pend(member, bucket, TAKES_BACK)[:-1] = [-each for each in extra]
+                    newly = [max(0, extra[place] + min(0, before[place])) for place in PLACES]
+                    self._unconfirmed[member] = _measures(newly)
                 tallies.append(tally)
                 self._asked.append((member, tally.first))
         return tallies
@@ -71,6 +77,7 @@ class SharedCounts:
 
         `is_forgotten`: the store has lost its data, and all counts are to be reported again.
         """
+        self._unconfirmed = {}
         for member, first in self._asked:
             sums = next(counted)
             for bucket, known in enumerate(sums, first):
@@ -83,11 +90,12 @@ class SharedCounts:
     def own(self, member: Hashable, place: int) -> tuple[int, int, bool]:
         """Return the unreported count of one measure, the sum that all gateways reported, and whether that is known.
 
-        The unreported count is negative while a reservation is left.
+        The unreported count is negative while a confirmed reservation is left.
         """
         counts = self.counts
         own = sum([each[place] for each in (counts.pending or {}).get(member, {}).values()])
-        return own, counts.sums(member)[place] - own, counts.answered(member) >= counts.bucket
+        confirmed = own + self._unconfirmed.get(member, NOTHING)[place]
+        return confirmed, counts.sums(member)[place] - own, counts.answered(member) >= counts.bucket
 
     def _since(self, member: Hashable, bucket: int) -> int:
         """Return the first bucket to ask for: others may take back reservations in the last two answered buckets."""

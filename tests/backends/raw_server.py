@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 
 from backends.client.upstream import UpstreamPool
 from backends.upstream_errors import UpstreamError
-from tests.gateway import capture
-from tests.waiting import until
+from tests.gateway.capture import Listener
+from tests.gateway.capture import Peer as Connected
 
 REQUEST = b"POST /v1/x HTTP/1.1\r\nhost: test\r\ncontent-length: 2\r\n\r\n"
 BODY = b"{}"
 
 
-class Peer(capture.Peer):
+class Peer(Connected):
     """The server's side of one connection; `number` counts connections from 0."""
 
     def __init__(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -35,41 +34,17 @@ class Peer(capture.Peer):
 Script = Callable[[Peer], Awaitable[None]]
 
 
-class RawServer:
-    def __init__(self, script: Script, ssl_context: object = None) -> None:
+class RawServer(Listener):
+    """Talks on every connection as the script says."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__()
         self._script = script
-        self._ssl = ssl_context
-        self._peers: set[asyncio.StreamWriter] = set()
         self.connections = 0
-        self.errors: list[BaseException] = []
 
-    async def __aenter__(self) -> RawServer:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._ssl)  # type: ignore[arg-type]
-        port = self._server.sockets[0].getsockname()[1]
-        self.url = f"{'https' if self._ssl else 'http'}://127.0.0.1:{port}"
-        return self
-
-    async def __aexit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._server.close()
-        for writer in list(self._peers):
-            writer.transport.abort()
-        await until(lambda: not self._peers)
-        if error is None and self.errors:
-            raise self.errors[0]
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._peers.add(writer)
-        peer = Peer(self.connections, reader, writer)
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        try:
-            await self._script(peer)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
-        except Exception as error:
-            self.errors.append(error)
-        finally:
-            writer.close()
-            self._peers.discard(writer)
+        await self._script(Peer(self.connections - 1, reader, writer))
 
 
 class Recorder:
@@ -109,12 +84,6 @@ class Recorder:
         await self._ended.wait()
         assert len(self.ends) == 1, "more than one end"
         return self.ends[0]
-
-
-def answer(body: bytes, *more: bytes) -> bytes:
-    """A plain answer of known length."""
-    lines = [b"HTTP/1.1 200 OK", b"Content-Length: %d" % len(body), *more]
-    return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
 def say(*parts: bytes, then: Script | None = None) -> Script:

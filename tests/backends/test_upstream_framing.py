@@ -8,7 +8,8 @@ import pytest
 
 from backends.upstream_errors import ConnectionLost, ProtocolViolation
 from tests.backends.corpus import CHUNKED, ILL_FRAMED
-from tests.backends.raw_server import BODY, REQUEST, Open, Peer, RawServer, Recorder, answer, ask, close, hang, say
+from tests.backends.raw_server import BODY, REQUEST, Open, Peer, RawServer, Recorder, ask, close, hang, say
+from tests.gateway.capture import answer
 
 WELL_FRAMED = {
     "length": (answer(b"hello"), b"hello", True),

@@ -22,13 +22,13 @@ from tests.backends.raw_server import (
     RawServer,
     Recorder,
     Script,
-    answer,
     ask,
     close,
     hang,
     reset,
     say,
 )
+from tests.gateway.capture import answer
 from tests.waiting import WAIT_S, until
 
 

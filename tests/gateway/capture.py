@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from ssl import SSLContext
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from tests.gateway.live import MODEL, until
 
@@ -76,21 +76,15 @@ class Peer:
 Script = Callable[[Seen, Peer], Awaitable[None]]
 
 
-class Upstream:
-    """Answers the control plane itself (healthy, one model, no metrics); everything else is for the script."""
+class Listener:
+    """A server on a free port that talks on every connection as `talk` says."""
 
-    def __init__(self, script: Script, ssl: SSLContext | None = None, *, context_tokens: int = CONTEXT_TOKENS) -> None:
-        self._script = script
-        self._context_tokens = context_tokens
+    def __init__(self, ssl: SSLContext | None = None) -> None:
         self._ssl = ssl
-        self.asked_for_metrics = asyncio.Event()
         self._serving: set[asyncio.Task[None] | None] = set()
-        self.requests: list[Seen] = []
-        self.unread: list[bytes] = []
-        """What was left of connections that ended within a request."""
         self.faults: list[Exception] = []
 
-    async def __aenter__(self) -> Upstream:
+    async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 26, ssl=self._ssl)
         self.url = f"{'http' if self._ssl is None else 'https'}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
@@ -106,27 +100,47 @@ class Upstream:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._serving.add(asyncio.current_task())
-        peer = Peer(reader, writer)
         try:
-            while not writer.is_closing():
-                seen = await _read(reader)
-                if seen.head.startswith(_CONTROL_PLANE):
-                    if b"/metrics" in seen.line:
-                        self.asked_for_metrics.set()
-                    await peer.send(_control_plane(seen, self._context_tokens))
-                    continue
-                self.requests.append(seen)
-                await self._script(seen, peer)
-        except asyncio.IncompleteReadError as error:
-            if error.partial:
-                self.unread.append(error.partial)
-        except (ConnectionError, asyncio.CancelledError):
+            await self.talk(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         except Exception as error:
             self.faults.append(error)
         finally:
             writer.close()
             self._serving.discard(asyncio.current_task())
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        raise NotImplementedError
+
+
+class Upstream(Listener):
+    """Answers the control plane itself (healthy, one model, no metrics); everything else is for the script."""
+
+    def __init__(self, script: Script, ssl: SSLContext | None = None, *, context_tokens: int = CONTEXT_TOKENS) -> None:
+        super().__init__(ssl)
+        self._script = script
+        self._context_tokens = context_tokens
+        self.asked_for_metrics = asyncio.Event()
+        self.requests: list[Seen] = []
+        self.unread: list[bytes] = []
+        """What was left of connections that ended within a request."""
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = Peer(reader, writer)
+        while not writer.is_closing():
+            try:
+                seen = await _read(reader)
+            except asyncio.IncompleteReadError as error:
+                self.unread += [error.partial] if error.partial else []
+                return
+            if seen.head.startswith(_CONTROL_PLANE):
+                if b"/metrics" in seen.line:
+                    self.asked_for_metrics.set()
+                await peer.send(_control_plane(seen, self._context_tokens))
+                continue
+            self.requests.append(seen)
+            await self._script(seen, peer)
 
 
 async def _read(reader: asyncio.StreamReader) -> Seen:

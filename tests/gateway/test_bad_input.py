@@ -73,13 +73,6 @@ async def test_what_may_fit_or_is_to_be_shortened_is_for_the_engine_to_judge(sta
         assert len(upstream.requests) == len(FITS)
 
 
-async def test_token_ids_are_counted_and_not_estimated(start: Starter) -> None:
-    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
-        await live.ask(COMPLETIONS, prompt(prompt=[100_000] * 1000))
-        [line] = await live.lines(1)
-        assert line["tokens_in_estimated"] == 1000
-
-
 def _untouched(live: Live, upstream: Upstream) -> bool:
     return live.holds_nothing() and not live.watched and not upstream.requests
 

@@ -94,22 +94,6 @@ async def test_while_it_is_queued(start: Starter) -> None:
         assert [line["tokens_in"] + line["tokens_out"] + line["tries"] for line in lines[:5]] == [0] * 5
 
 
-async def test_a_stream_of_disconnects_leaks_nothing(start: Starter) -> None:
-    async with simulated() as sim, start(sim.url) as live:
-
-        async def visit(number: int) -> None:
-            body = long_chat("x" * number) if number % 2 else chat("y" * number, max_tokens=2000, ignore_eos=True)
-            async with asyncio.timeout(0.001 * (number % 40)):
-                await live.ask("/v1/chat/completions", body, key=f"t{number % 5}")
-
-        outcomes = await asyncio.gather(*(visit(number) for number in range(200)), return_exceptions=True)
-        assert all(isinstance(outcome, TimeoutError) for outcome in outcomes)
-        await until(live.holds_nothing)
-        await until(sim.is_idle)
-        got = await live.ask("/v1/chat/completions", chat(max_tokens=3))
-        assert got.status == 200
-
-
 HELD_BYTES_MAX = 65536 + 262144
 """Per stream: the high-water mark, and the one read of the backend that crosses it."""
 

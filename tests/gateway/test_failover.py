@@ -128,16 +128,6 @@ async def test_a_refusal_is_waited_out_and_costs_nothing(start: Starter, fault: 
         assert [charged.output for charged in live.charged.values()] == [5]
 
 
-async def test_a_refusal_that_lasts_ends_with_the_waiting_time(start: Starter) -> None:
-    async with simulated() as sim, start(sim.url, limits={"queue_wait_s_max": 0.3}) as live:
-        sim.faults.refuse_next = 1000
-        got = await live.ask("/v1/chat/completions", chat())
-        assert (got.status, got.error["code"]) == (503, "queue_timeout")
-        assert sim.faults.refuse_next > 990  # it is left alone for longer each time
-        assert live.holds_nothing()
-        assert all((charged.prompt, charged.output) == (0, 0) for charged in live.charged.values())
-
-
 class Busy:
     """An engine that refuses what says so, and answers the rest."""
 
@@ -166,28 +156,6 @@ async def test_an_engine_that_says_when_is_not_asked_before_and_its_time_is_told
         assert (got.status, got.error["code"]) == (503, "server_busy")
         assert 690 <= int(got.headers["retry-after"]) <= 800
         assert [engine.refused for engine in engines] == [1] * count
-
-
-async def test_a_time_that_can_be_waited_for_is_waited_for_and_holds_up_nobody(start: Starter) -> None:
-    engine = Busy(b"429 Too Many Requests", b"1.5")
-    async with Upstream(engine) as upstream, start(upstream.url) as live:
-        asked = asyncio.ensure_future(live.ask("/v1/chat/completions", chat("busy"), key="a"))
-        await until(lambda: live.engine.requests.resting)
-        for _ in range(20):
-            assert (await live.ask("/v1/chat/completions", chat(), key="b")).status == 200
-        assert (engine.refused, live.engine.queued) == (1, 1)
-        engine.refusal = OK
-        assert (await asked).status == 200
-        assert [line["tries"] for line in await live.lines(21)] == [1] * 20 + [2]
-
-
-async def test_who_leaves_while_its_request_rests_takes_it_along(start: Starter) -> None:
-    async with Upstream(Busy(b"429 Too Many Requests", b"60")) as upstream, start(upstream.url) as live:
-        asked = asyncio.ensure_future(live.ask("/v1/chat/completions", chat("busy")))
-        await until(lambda: live.engine.requests.resting)
-        asked.cancel()
-        await until(live.holds_nothing)
-        assert (await live.ask("/v1/chat/completions", chat())).status == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -272,17 +240,6 @@ async def test_without_another_engine_it_is_not_sent_again(start: Starter, other
             assert (got.status, got.error["code"], engine.poisoned) == (502, "backend_failed", 1)
             assert live.holds_nothing()
             assert (await live.ask("/v1/chat/completions", chat())).status == 200
-
-
-async def test_where_the_other_engine_is_out_of_reach_it_does_not_come_back(start: Starter) -> None:
-    """The other engine has died and nobody knows it yet."""
-    frail = Frail()
-    async with Upstream(frail) as upstream, simulated(time_scale=0) as dies, start(upstream.url, dies.url) as live:
-        await dies.server.stop()
-        for _ in range(4):  # wherever it goes first
-            assert (await live.ask("/v1/chat/completions", chat(POISON))).status == 502
-        assert frail.poisoned == 4
-        assert live.holds_nothing()
 
 
 @pytest.mark.parametrize("backends", [1, 3])

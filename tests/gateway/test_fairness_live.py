@@ -18,7 +18,7 @@ from tests.kit.floods import ASKED, Flood, ratio_of
 async def test_floods_are_served_by_weight(start: Starter, stream: bool) -> None:
     async with simulated() as sim, start(sim.url, tenants=tenants(one=1, three=3)) as live:
         one, three = (Flood.at(live, name, 20, stream=stream) for name in ("one", "three"))
-        assert await ratio_of(three, one, warm=50, more=480) == pytest.approx(3, rel=0.1)
+        assert await ratio_of(three, one, more=480) == pytest.approx(3, rel=0.1)
         await asyncio.gather(one.end(), three.end())
         await until(lambda: live.holds_nothing() and sim.is_idle())
 

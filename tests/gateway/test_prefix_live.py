@@ -188,19 +188,6 @@ async def test_the_log_explain_and_metrics_say_where_a_request_went_why_and_what
         assert (line["backend"], line["placed"], line["tokens_cached_expected"]) == ("", "", 0)
 
 
-@pytest.mark.parametrize(
-    ("policy", "placed"),
-    [({"name": "vtc", "placement": "least_loaded"}, "least_loaded"), ("d2lpm", "assigned"), ("dlpm", "rendezvous")],
-)
-async def test_every_placement_says_why(start: Starter, policy: Any, placed: str) -> None:
-    async with (
-        simulated(time_scale=0) as one,
-        simulated(time_scale=0) as two,
-        start(one.url, two.url, policy=policy) as live,
-    ):
-        assert (await asked_about(live, "1?"))["placed"] == placed
-
-
 async def test_an_answer_that_does_not_say_what_was_cached_counts_as_wrong(start: Starter) -> None:
     usage = b'{"usage":{"prompt_tokens":1700,"completion_tokens":2}}'
     async with (

@@ -16,7 +16,6 @@ import openai
 import pytest
 
 from bench.stack import nginx
-from gateway.config.memory_bounds import MEMORY_MAX_LEAST, bounds_of
 from gateway.config.sections.keys import open_name
 from gateway.http.errors import ApiError, Reason
 from tests.gateway.capture import OK, STREAM, Upstream, answer
@@ -56,16 +55,6 @@ async def _all(tasks: list[asyncio.Task[Answer]]) -> list[asyncio.Task[Answer]]:
     return tasks
 
 
-async def test_bytes_are_bounded_as_requests_are(start: Starter) -> None:
-    async with busy(start, memory_max=MEMORY_MAX_LEAST) as gate:
-        most = bounds_of(MEMORY_MAX_LEAST, 1).queue_bytes
-        await gate.fill(10, "flood", unheard_of="x" * (most // 11))  # in a field that is no prompt
-        refused = await gate.ask("flood", unheard_of="x" * 1_000_000)
-        assert (refused.status, refused.error["code"]) == (429, "queue_full")
-        assert 0.9 * most < gate.live.engine.queued_bytes <= most
-        await gate.fill(1, "steady")
-
-
 async def test_who_waits_too_long_is_told_when_to_come_back(start: Starter) -> None:
     async with busy(start, limits={"queue_wait_s_max": 0.2}) as gate:
         got = await gate.ask("k")
@@ -101,16 +90,6 @@ async def test_who_is_not_willing_to_wait_so_long_is_refused_at_once(start: Star
         assert one.live.engine.queued == 5
         [line] = [line for line in await one.live.lines(1) if line["reason"] == "wait_too_long"]
         assert line["outcome"] == "refused"
-
-
-async def test_who_is_willing_waits_and_who_need_not_wait_is_not_asked(start: Starter) -> None:
-    async with busy(start) as one:
-        task = one.ask(said={WILLING: "500"})
-        await until(lambda: one.live.engine.queued == 1)
-        one.release.set()
-        assert (await task).status == 200
-        await until(lambda: not one.live.engine.dispatched)
-        assert (await one.ask(said={WILLING: "0"})).status == 200
 
 
 async def test_what_is_no_number_of_seconds_is_an_error(start: Starter) -> None:

@@ -15,7 +15,6 @@ from gateway.http.errors import ApiError
 from gateway.keys.identity import Principal
 from gateway.keys.stored_responses import ID_LENGTH_MAX, KEPT_S, StoredResponses
 from gateway.storage.hub.run_directory import WorkerSlot
-from tests.gateway.capture import Peer, answer
 from tests.gateway.live import MODEL, Answer, Live, Starter, chat, until
 from tests.kit.keeper import ASKED, CHAT, RESPONSES, Keeper, pools, respond
 from tests.kit.run_directory import run_directory
@@ -289,22 +288,3 @@ async def test_a_response_goes_on_without_a_model_beside_other_pools(start: Star
                 got = await live.ask(RESPONSES, body)
                 assert got.status == 200, got.body
                 assert a.requests[-1].json["model"] == MODEL
-
-
-async def test_a_response_whose_engine_wants_it_later_holds_up_nobody(start: Starter) -> None:
-    class Busy(Keeper):
-        async def _create(self, asked: dict[str, Any], peer: Peer) -> None:
-            if asked.get("previous_response_id"):
-                await peer.send(answer(b'{"error":{"message":"later"}}', b"Retry-After: 30", status=b"429 Too Many"))
-            else:
-                await super()._create(asked, peer)
-
-    async with Busy() as a, Keeper() as b, start(pools=pools(a, b), policy="vtc") as live:
-        id = await respond(live, "a")
-        waits = asyncio.create_task(live.ask(RESPONSES, ASKED | {"previous_response_id": id}))
-        await until(lambda: len(a.requests) == 2 and live.engine.queued == 1)
-        pool = live.gateway.pools[0]
-        pool.drain(pool.backends["b"], True)
-        assert (await live.ask(RESPONSES, ASKED)).status == 200
-        assert (len(a.requests), live.engine.queued) == (3, 1), "its engine answers others"
-        waits.cancel()

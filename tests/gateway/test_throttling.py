@@ -55,23 +55,6 @@ async def test_a_refusal_says_what_happened_and_when_to_come_back(start: Starter
         assert anthropic.json["error"]["message"].startswith("over_user_limit: ")
 
 
-async def test_an_interaction_of_another_tenant_or_user_or_one_that_was_ended_is_not_joined(start: Starter) -> None:
-    async with full(start, "owner", "thief", "t") as gate:
-        named = {"headers": {"x_fairgate_interaction": "shared-name"}}
-        assert (await gate.ask("owner", question(), **named)).status == 200
-        assert (await gate.ask("owner", question(), **named)).status == 200
-        assert (await gate.ask("thief", question("own"))).status == 200
-        assert (await gate.ask("thief", question(), turn("x"), RESULT)).status == 429
-        assert (await gate.ask("thief", question(), **named)).status == 429
-        assert (await gate.ask("owner", question(), **named, user="another")).status == 200  # a start of its own
-        assert (await gate.ask("owner", question("b"), **named, user="another")).status == 200
-        assert (await gate.ask("owner", question("c"), user="another")).status == 429
-        last = {**named["headers"], "x_fairgate_end": "true"}
-        assert (await gate.ask("t", question(), **named)).status == 200
-        assert (await gate.ask("t", question(), headers=last)).status == 200
-        assert (await gate.ask("t", question(), **named)).status == 429
-
-
 def tool_answer(text: str | None) -> bytes:
     """What an engine says: a call of a tool, or a final answer."""
     call = '[{"id":"c","type":"function","function":{"name":"ls","arguments":"{}"}}]'
@@ -131,14 +114,3 @@ async def test_always_on_limits_hold_without_overload_and_are_told(start: Starte
         assert got[2].error["code"] == "rate_limited"
         assert "2 requests a minute" in got[2].error["message"]
         assert "x-ratelimit-limit-requests" not in (await live.ask(CHAT, body, key="free")).headers
-
-
-async def test_claims_do_not_reach_the_engine_and_no_id_is_logged_raw(start: Starter) -> None:
-    async with Upstream(lambda seen, peer: peer.send(tool_answer("x"))) as upstream, start(upstream.url) as live:
-        claims = {"x_fairgate_interaction": "patient-4711", "x_fairgate_stage": "1", "x_fairgate_end": "true"}
-        await live.ask(CHAT, chat(user="someone@example.org"), **claims)
-        [seen] = upstream.requests
-        assert b"fairgate" not in seen.head
-        await live.lines(1)
-        assert b"4711" not in live.log.read_bytes()
-        assert b"example.org" not in live.log.read_bytes()

@@ -140,31 +140,6 @@ async def test_when_the_last_engine_goes_what_waits_is_held_for_the_next_one(sta
         assert sum(each.status == 200 for each in got) > 20
 
 
-async def test_a_start_that_does_not_come_ends_in_a_refusal(start: Starter) -> None:
-    pool = {"name": "p", "backends": nobody(), **FROM_NOTHING, "start_s_max": 0.05}
-    async with start(pools=[pool], limits={"queue_wait_s_max": 0.05}) as live:
-        got = await live.ask(CHAT, chat())
-        assert (got.status, got.error["code"]) == (503, "no_backend")
-        assert "retry-after" in got.headers
-        assert (await live.ask("/tokenize", chat())).status == 503, "what does not queue does not wait"
-
-
-async def test_the_pool_that_stands_in_goes_before_a_start(start: Starter) -> None:
-    async with simulated(models=("other",)) as sim:
-        pools = [
-            {"name": "p", "backends": nobody(), "fallback": "other", **FROM_NOTHING},
-            {"name": "q", "models": ["other"], "backends": [{"url": sim.url}]},
-        ]
-        async with start(pools=pools) as live:
-            assert (await live.ask(CHAT, chat(max_tokens=3))).status == 200
-            await sim.server.stop()
-            await until(live.gateway.not_ready)
-            waiting = asyncio.ensure_future(live.ask(CHAT, chat(max_tokens=3)))
-            await until(lambda: live.engine.queued == 1)
-            async with simulated(models=("other",), port=sim.port):
-                assert (await waiting).status == 200
-
-
 async def test_one_pool_down_does_not_touch_the_other(start: Starter) -> None:
     async with simulated(models=("up",)) as sim:
         pools = [
@@ -258,24 +233,6 @@ async def test_it_is_out_of_service_until_it_goes_on_and_others_take_what_comes(
             asked.cancel()
             # It may have recovered by what it has no more: nobody finds out who does not try.
             await until(lambda: backend.in_service and other.in_service)
-
-
-async def test_what_the_engine_defers_keeps_nothing_back(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adapters, grammars and transfers are waited for, and not KV."""
-
-    def deferring(*args: Any) -> bytes:
-        page = render(*args)
-        return re.sub(rb'(num_requests_waiting{[^}]*}|reason="deferred"}) [0-9.]+', rb"\1 50", page)
-
-    monkeypatch.setattr("backends.simulated.simulated_server.render", deferring)
-    async with simulated() as sim, start(sim.url) as live:
-        runs = asyncio.create_task(live.ask(CHAT, long_chat()))
-        [ledger] = live.engine.backends.values()
-        await until(lambda: ledger.has_gauges() and ledger.leases and not ledger.starting)
-        assert (await live.ask(CHAT, chat(max_tokens=3))).status == 200
-        assert not runs.done()
-        assert sim.server.scrapes
-        runs.cancel()
 
 
 def test_what_only_waits_inside_it_is_a_standstill_too() -> None:

@@ -284,7 +284,7 @@ async def gate_of(directory: Path, engine: Simulated, **fields: Any) -> AsyncIte
 async def test_floods_at_different_workers_are_served_by_weight(tmp_path: Path) -> None:
     async with simulated(ENGINE) as engine, gate_of(tmp_path, engine) as gate:
         heavy, light = await gate.flood("heavy", gate.workers[0], 12), await gate.flood("light", gate.workers[1], 12)
-        ratio = await ratio_of(heavy, light, warm=50, more=250)
+        ratio = await ratio_of(heavy, light, more=250)
         await asyncio.gather(heavy.end(), light.end())
         assert 2 < ratio < 8, "4, but that this process may be short of time"
         await until(engine.is_idle)

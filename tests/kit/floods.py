@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import ge
 from typing import Any
 
 import aiohttp
@@ -27,10 +28,16 @@ class Flood:
 
     def __init__(self, tenant: str, clients: Sequence[Ask]) -> None:
         self.tenant = tenant
-        self.answers = self.service = 0
+        self.service = 0
+        self.by_client = [0] * len(clients)
+        """Answers of each client."""
         self.faults: list[Any] = []
         self._is_over = False
-        self._tasks = [asyncio.create_task(self._ask_again_and_again(ask)) for ask in clients]
+        self._tasks = [asyncio.create_task(self._ask_again_and_again(*each)) for each in enumerate(clients)]
+
+    @property
+    def answers(self) -> int:
+        return sum(self.by_client)
 
     @classmethod
     def at(
@@ -44,7 +51,7 @@ class Flood:
         key, path = f"key-of-{tenant}", "/v1/chat/completions"
         return cls(tenant, [partial(live.ask, path, body, key=key, x_request_id=ASKED) for body in bodies])
 
-    async def _ask_again_and_again(self, ask: Ask) -> None:
+    async def _ask_again_and_again(self, client: int, ask: Ask) -> None:
         while not self._is_over:
             try:
                 got = await ask()
@@ -55,7 +62,7 @@ class Flood:
                 self.faults.append(got.body)
                 return
             usage = events(got.body)[-2]["usage"] if got.body.startswith(b"data: ") else got.json["usage"]
-            self.answers += 1
+            self.by_client[client] += 1
             self.service += usage["prompt_tokens"] + 2 * usage["completion_tokens"]
 
     async def stop(self) -> None:
@@ -75,9 +82,16 @@ async def answered(*floods: Flood, more: int = LEAST_ANSWERS) -> None:
     await until(lambda: sum(flood.answers for flood in floods) >= first + more or any(one.faults for one in floods))
 
 
-async def ratio_of(heavy: Flood, light: Flood, *, warm: int, more: int) -> float:
-    """Return what one receives over what the other does, once both are under way."""
-    await answered(heavy, light, more=warm)
+async def ratio_of(heavy: Flood, light: Flood, *, more: int) -> float:
+    """Return what one receives over what the other does, of requests that were dispatched while both were under way.
+
+    Who comes first has all engines to itself for a moment, whose answers come later.
+    """
+    floods = heavy, light
+    await until(lambda: all(flood.answers or flood.faults for flood in floods))
+    due = [[answers + 1 for answers in flood.by_client] for flood in floods]
+    for flood, answers in zip(floods, due, strict=True):
+        await until(lambda flood=flood, answers=answers: flood.faults or all(map(ge, flood.by_client, answers)))  # type: ignore[misc]
     before = heavy.service, light.service
     await answered(heavy, light, more=more)
     return (heavy.service - before[0]) / max(1, light.service - before[1])

@@ -14,7 +14,7 @@ from policies.capacity.output_lengths import APPS_MAX
 from policies.contexts import SHARE_MAX, SHARE_MIN, KeptShare, Kind
 from policies.interactions import Interactions, InteractionSettings
 from policies.request import NO_CLAIM, Claim, CorrelationKeys, Interaction, Request, ServiceTokens
-from tests.policies.agents import HOLD_S, K, Pool, call
+from tests.policies.agents import HOLD_S, K, Pool, call, full
 from tests.policies.making import dispatched, make_request, pool_of
 
 IDLE_BYTES = 400
@@ -143,9 +143,9 @@ def test_nothing_waits_where_no_call_ever_returns_however_full_the_cache_is() ->
 # --- K ---
 
 
-def returns(kept: KeptShare, part: float, times: int, *, is_full: bool = True) -> float:
+def returns(kept: KeptShare, part: float, times: int, *, binds: bool = True) -> float:
     for _ in range(times):
-        kept.returned(1000, round(1000 * part), is_full=is_full)
+        kept.returned(1000, round(1000 * part), binds=binds)
     return kept.share
 
 
@@ -154,7 +154,7 @@ def test_where_calls_find_less_than_was_counted_the_cache_keeps_less_and_where_t
     returns(kept, 1.0, 1)
     lost = returns(kept, 0.5, 50)
     assert 0.5 < lost < 0.8
-    assert returns(kept, 1.0, 50, is_full=False) == lost, "what fills half of it does not show that it could hold more"
+    assert returns(kept, 1.0, 50, binds=False) == lost, "without a start that waits a hit shows nothing"
     assert returns(kept, 1.0, 300) >= 1.0
 
 
@@ -196,6 +196,21 @@ def test_k_follows_what_returning_calls_find() -> None:
     assert loses(pool, None, 20) == K
     assert loses(pool, 2990, 20) == K
     assert loses(pool, 500, 20) < 0.8 * K
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_hit_shows_that_k_is_too_small_only_while_a_start_waits_though_the_set_is_below_k(waits: bool) -> None:
+    """With nine tenths taken a start of 3,000 tokens waits, and each of the agent's calls finds all of its context."""
+    pool = Pool()
+    under_way = full(pool)
+    if waits:
+        assert not pool.asks(call("a", "other", 3000))
+    for serial in range(2, 40):
+        pool.engine.finished(under_way.id, ServiceTokens(3000, 0, 3000), pool.now)
+        under_way = call("a", "a0", 3000, serial=serial)
+        assert pool.asks(under_way) == [under_way.id]
+    assert pool.set.tokens < K
+    assert (pool.set.kept.share > 1.0) is waits
 
 
 def test_a_call_that_went_to_another_engine_says_nothing_of_the_cache() -> None:
@@ -243,3 +258,12 @@ def test_a_tenant_that_holds_nothing_gets_a_start_in_after_the_time_for_which_ho
     assert first == pytest.approx(1.0 + HOLD_S, abs=1.0)
     assert second == pytest.approx(first + HOLD_S, abs=1.0)
     assert "other.0" not in began
+
+
+def test_a_call_that_does_not_come_in_time_lowers_the_rate_of_its_kind() -> None:
+    pool, rates = Pool(), []
+    for serial in range(2):
+        pool.serves(last := call("a", f"a{serial}", 1000))
+        rates.append(pool.set.kinds.known(last).return_rate.value)
+        pool.after(1.1 * HOLD_S)
+    assert rates[0] > rates[1]

@@ -77,14 +77,6 @@ def test_an_id_that_several_answers_gave_out_is_of_the_one_with_the_same_questio
     assert is_of(serve(table, back), calls[1])
 
 
-def test_the_same_question_side_by_side_is_told_apart_by_what_the_answers_gave_out() -> None:
-    table = Interactions()
-    first, second = (serve(table, question("q"), answer_keys=CorrelationKeys(strong=(id_,))) for id_ in ("one", "two"))
-    assert first.progress.interaction is not second.progress.interaction
-    for id_, begun in (("two", second), ("one", first), ("two", second)):
-        assert is_of(serve(table, Claim("q", begins=False, keys=CorrelationKeys((id_,)))), begun)
-
-
 def test_a_weak_key_holds_at_an_agents_pace_only() -> None:
     for pause_s, is_inside in ((20.0, True), (20.1, False)):
         table = Interactions()

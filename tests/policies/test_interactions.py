@@ -83,15 +83,6 @@ def test_who_goes_on_with_which(
     assert len(table) == is_open
 
 
-def test_what_was_never_admitted_opens_nothing() -> None:
-    table = Interactions()
-    table.arrived(call("guessed"), 0.0)
-    later = call(Claim("guessed", begins=False))
-    table.arrived(later, 0.0)
-    assert (later.progress.inside, later.progress.interaction) == (False, None)
-    assert len(table) == 0
-
-
 def test_a_first_call_that_left_the_queue_unserved_opened_nothing() -> None:
     table = Interactions()
     table.broke_off(admit(table, call()), ServiceTokens(0, 0), 0.0)
@@ -116,13 +107,6 @@ def test_what_the_client_named_goes_on_whatever_its_content_looks_like() -> None
     assert serve(table, call(named), awaits_more=False).progress.stage == 2
     serve(table, call(replace(named, ends=True)))
     assert len(table) == 0
-
-
-@pytest.mark.parametrize(("awaits_more", "open_after"), [(True, 1), (None, 1), (False, 0)])
-def test_a_final_answer_ends_what_was_inferred(awaits_more: bool | None, open_after: int) -> None:
-    table = Interactions()
-    serve(table, call(Claim("i", begins=True)), awaits_more=awaits_more)
-    assert len(table) == open_after
 
 
 def test_an_end_waits_for_the_calls_that_are_under_way() -> None:

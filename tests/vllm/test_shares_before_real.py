@@ -11,7 +11,7 @@ import pytest
 from docs.examples.tiny_gguf import make_model
 from tests.gateway.live import MODEL, Live, Starter, until
 from tests.gateway.load import tenants
-from tests.kit.floods import Flood, ratio_of
+from tests.kit.floods import Flood, answered, ratio_of
 from tests.llama_server import LlamaServer
 
 SLOTS, CONTEXT = 6, 2048
@@ -31,7 +31,8 @@ async def ratio(live: Live) -> float:
     await until(lambda: all(each.in_service and each.models for each in backends))
     one, four = (Flood.at(live, name, clients, output_tokens=OUTPUT_TOKENS) for name, clients in CLIENTS.items())
     # At first `four` also gets back what `one` had while its clients were the only ones.
-    found = await ratio_of(four, one, warm=600, more=ANSWERS)
+    await answered(four, one, more=600)
+    found = await ratio_of(four, one, more=ANSWERS)
     await asyncio.gather(one.end(), four.end())
     await until(live.holds_nothing)
     return found

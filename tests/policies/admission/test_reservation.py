@@ -8,7 +8,7 @@ from policies.admission.decisions import Dispatch
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
-from policies.request import Request, ServiceTokens
+from policies.request import Request, ServiceTokens, of_batch
 from tests.policies.making import dispatched, make_request
 
 CAPACITY_TOKENS = 1000
@@ -68,3 +68,12 @@ def test_nothing_is_kept_where_no_other_engine_could_start_anything() -> None:
     engine.backend_changed("e1", False, 1.0)
     assert not engine.arrived(sized("large", "b", 900), 1.0)
     assert engine.room.reserve(engine.blocked) is None
+
+
+def test_batch_beside_an_engine_that_is_kept_is_not_named_as_one_that_could_use_room() -> None:
+    engine = engine_of("vtc")
+    for id, tenant in (("large", "b"), ("batch", of_batch("c"))):
+        assert not engine.arrived(sized(id, tenant, 900), 1.0)
+    assert (engine.blocked.request.id, engine.blocked.others) == ("large", ())
+    assert not engine.arrived(sized("other", "c", 900), 1.0)
+    assert [each.request.id for each in engine.blocked.others] == ["other"]

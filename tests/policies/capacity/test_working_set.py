@@ -236,3 +236,12 @@ def test_only_the_part_of_batch_counts_for_others_and_all_of_it_for_batch(
     tree.hold(of_batch("b"), batch)
     assert found.available(make_request("c")) == pytest.approx(others)
     assert found.available(make_request(of_batch("d"))) == own
+
+
+def test_of_the_starts_of_a_tenant_that_sleep_those_that_came_earlier_go_before() -> None:
+    pool = Pool()
+    full(pool)
+    starts = [call("a", f"s{number}", 9000, arrived_s=float(number)) for number in range(3)]
+    assert [pool.asks(start) for start in starts] == [[]] * 3
+    waits = [pool.engine.requests.expected(start, pool.now, comes=False) for start in starts]
+    assert [wait.turns for wait in waits] == [1.0, 2.0, 3.0]

@@ -39,18 +39,6 @@ def test_the_limit_that_holds_is_named_with_its_group() -> None:
     assert quotas.under_way == {}
 
 
-def test_every_group_around_a_tenant_counts() -> None:
-    quotas = Quotas(
-        tenants={" inner": Quota(requests_per_minute=2), " outer": Quota(requests_per_minute=3)},
-        around={"a": (" inner", " outer"), "b": (" outer",)},
-    )
-    for _ in range(2):
-        quotas.admitted(make_request("a"), 0.0)
-    assert limit_of(quotas.refusal(make_request("a"), 0.0)) == "requests (group inner)"
-    quotas.admitted(make_request("b"), 0.0)
-    assert limit_of(quotas.refusal(make_request("b"), 0.0)) == "requests (group outer)"
-
-
 @pytest.mark.parametrize("quota", ["tokens_per_minute", "tokens_per_day", "tokens_per_month"])
 def test_borrowing_and_aborting_gains_nothing(quota: str) -> None:
     """Requests that are cancelled after their dispatch have taken their prompt, and what they made so far."""
@@ -67,15 +55,6 @@ def test_borrowing_and_aborting_gains_nothing(quota: str) -> None:
             taken += 100
     assert BUDGET - 100 <= taken <= BUDGET + 100
     assert quotas.under_way == {}
-
-
-def test_work_that_can_wait_counts_for_the_tenant_that_pays() -> None:
-    quotas = Quotas(Quota(requests_per_day=3), {RESEARCH: Quota(requests_per_month=5)}, {"a": (RESEARCH,)})
-    for leaf in ("a", of_batch("a"), of_batch("a")):
-        quotas.admitted(make_request(leaf), 0.0)
-    for leaf in ("a", of_batch("a")):
-        assert limit_of(quotas.refusal(make_request(leaf), 0.0)) == "requests_per_day"
-    assert quotas.under_way == {"a": 3, RESEARCH: 3}
 
 
 def test_a_month_slides_over_its_days() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -10,9 +11,11 @@ from policies.admission.decisions import Dispatch
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
-from policies.request import Claim, ServiceTokens
+from policies.capacity.ledger import BackendLedger
+from policies.capacity.obstacle import Blocked, Obstacle
+from policies.request import Claim, Request, ServiceTokens
 from policies.tree.terms import ROOT, Tree
-from tests.policies.making import make_request, pool_of
+from tests.policies.making import Room, ledger_of, make_request, pool_of
 from tests.policies.meetings.world import World, tree
 
 TOGETHER = {"a": ("g", {}), "b": ("g", {})}
@@ -150,3 +153,32 @@ def test_a_large_prompt_goes_to_the_engine_that_is_left_as_soon_as_the_larger_on
     first, second = make_request(prompt=5_000), make_request(prompt=5_000)
     assert [one.id for request in (first, second) for one in engine.arrived(request, 0.0)] == [first.id]
     assert engine.backend_changed("large", False, 1.0) == [Dispatch(second.id, "small")]
+
+
+class FullNode(Room):
+    """A pool whose node g is full at first, and whose working set has no room for starts of a."""
+
+    is_full = True
+
+    def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
+        if not self.is_full and request.flow.tenant != "a":
+            return (ledger_of(),)
+        blocked = Blocked(request, {"b": Obstacle.CEILING if self.is_full else Obstacle.WORKING_SET})
+        blocked.ceiling = "g" if self.is_full else ""
+        return blocked
+
+    def may_wake(self, request: Request, engine: str | None) -> bool:
+        return not self.is_full
+
+    def may_begin(self, request: Request) -> bool:
+        return False
+
+
+def test_the_next_tenant_at_a_node_goes_if_the_first_one_has_no_room_for_its_start() -> None:
+    policy, room = named_policy("vtc"), FullNode()
+    first, second = make_request("a"), make_request("b")
+    for request in (first, second):
+        policy.push(request, 0.0)
+    assert policy.pop(0.0, room).request is first
+    room.is_full = False
+    assert policy.pop(0.0, room).request is second

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
+from policies.capacity.pace import PrefillLead
 from policies.placements.prefill_parts import PrefillParts
 from policies.queue.counters import Counters, Member
 from policies.request import Flow, Request
@@ -215,3 +216,20 @@ def test_a_tenant_that_is_held_still_raises_those_who_begin_to_wait() -> None:
     counters.sleep(held, is_floor=True)
     counters.queued(honest)
     assert honest.counter == 900.0
+
+
+def test_what_one_leaf_does_not_need_pays_for_the_others_by_weight() -> None:
+    ledger = BackendLedger("e", CapacitySettings())
+    _learn(ledger)
+    parts = PrefillParts({"e": ledger})
+    parts.window_tokens, ledger.leads_paid_s = 0.0, 0.0
+    for leaf, tokens, weight in (("a", 10.0, 1.0), ("b", 100.0, 1.0), ("c", 300.0, 3.0)):
+        lead = ledger.prefill_leads[leaf] = PrefillLead()
+        lead.tokens, lead.weight = tokens, weight
+    answer = _lease("b", 0, 100)
+    answer.started_s = 0.0
+    ledger.add(answer)
+    request = _lease("b", 1, 100).request
+    assert parts.held_until_s(request, ledger, 100 / RATE) is None, "it is ahead, so its own answer holds nobody"
+    left = {leaf: lead.tokens for leaf, lead in ledger.prefill_leads.items()}
+    assert left == pytest.approx({"b": 100 - 90 / 4, "c": 300 - 90 * 3 / 4})

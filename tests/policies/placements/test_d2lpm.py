@@ -184,3 +184,13 @@ def test_after_a_refill_a_request_goes_to_any_engine_where_its_tenant_has_defici
     cached = make_request(prompt=10, prefix=document(1, 5), weight=weight)
     assert placement.assign(cached, {"here": 0, "there": 0}, {"here": 0, "there": 5}) == "there"
     assert placement.explain("a") == {"deficit_at_here": here, "deficit_at_there": there}
+
+
+def test_without_room_the_next_of_each_queue_is_named() -> None:
+    policy, cluster = named_policy("d2lpm", backend_quantum=inf), Cluster(1, "x", "y")
+    cluster.running.update(x=1, y=1)
+    for number, name in ((1, "x"), (2, "y")):
+        policy.prefixes.insert(document(number, 4), name)
+    waiting = [ask(policy, document(number, 4)) for number in (1, 2)]
+    blocked = pop(policy, cluster)
+    assert [each.request for each in (blocked, *blocked.others)] == waiting

@@ -200,3 +200,17 @@ def test_an_index_that_is_wrong_about_everything_balances_like_least_loaded() ->
             running[ends.pop(random.randrange(len(ends)))] -= 1
         assert max(running.values()) <= placement.IMBALANCE * (sum(running.values()) + 1) / 3 + placement.SPARE + 1
     assert len(prefixes) <= 3 * 1000
+
+
+@pytest.mark.parametrize(("cached", "expected"), [((0, 60, 90), 2), ((60, 90, 0), 0)], ids=["the longest", "the head"])
+def test_which_cached_prompt_goes_first(cached: Sequence[int], expected: int) -> None:
+    """The head's, if half of it is cached, and else the one of which most is."""
+    policy = named_policy("vtc")
+    policy.prefixes.insert(PROMPT, "x")
+    requests = [
+        make_request(tenant, prompt=1000, prefix=PROMPT[:blocks] + document(number, 100 - blocks))
+        for number, (tenant, blocks) in enumerate(zip("abc", cached, strict=True), 2)
+    ]
+    for request in requests:
+        policy.push(request, 0.0)
+    assert policy.pop(0.0, OnlyX()).request is requests[expected]

@@ -186,3 +186,12 @@ def test_the_places_that_are_kept_are_bounded() -> None:
     for number in range(PLACES_MAX + 1):
         assert room.comes_back_in(make_request("a", prompt=number), Refusal.QUEUE_FULL, 10.0, 0.0) >= 10.0
     assert len(room.places.due) == PLACES_MAX
+
+
+def test_a_place_is_kept_for_a_quarter_longer_than_its_wait() -> None:
+    room, kept = BoundedQueue(LIMITS), []
+    room.comes_back_in(make_request("a"), Refusal.QUEUE_FULL, 8.0, 0.0)
+    for now in (8.0, 9.9, 10.0):
+        room.places.expire(now)
+        kept.append(room.places.kept("a"))
+    assert kept == [1, 1, 0]

@@ -216,15 +216,16 @@ def test_no_idle_time_is_counted_whoever_waited_before_it(policy: str) -> None:
     assert told(3600.0) == pytest.approx(told(0.0), rel=0.5)
 
 
-def test_how_many_turns_come_true_is_learned() -> None:
-    waits, now = ExpectedWaits(), 0.0
+@pytest.mark.parametrize("queues", [1, 2])
+def test_how_many_turns_come_true_is_learned(queues: int) -> None:
+    waits, now, at = ExpectedWaits(), 0.0, place(5, queues)
     parts = []
     for _ in range(1000):
-        request = waiter(waits.of(make_request("a"), place(5), now, comes=False), now)
-        for _ in range(9):  # one more than can be known goes before each that is
-            waits.dispatched(waiter(None, now), place(5), now, now := now + 1.0)
-        waits.dispatched(request, place(5), now, now := now + 1.0)
-        parts.append(waits.of(make_request("a"), place(5), now, comes=False).wait_s / 10.0)
+        request = waiter(waits.of(make_request("a"), at, now, comes=False), now)
+        for _ in range(10 * queues - 1):  # one more than can be known goes before each that is
+            waits.dispatched(waiter(None, now), at, now, now := now + 1.0 / queues)
+        waits.dispatched(request, at, now, now := now + 1.0 / queues)
+        parts.append(waits.of(make_request("a"), at, now, comes=False).wait_s / 10.0)
     assert parts[0] < 0.8
     assert parts[-1] == pytest.approx(1.0, rel=0.1)
 
@@ -317,3 +318,12 @@ def test_the_quick_turns_that_fill_an_idle_engine_are_not_taken_for_its_pace() -
 ])  # fmt: skip
 def test_most_waits_are_as_long_as_was_told(kind: str, seed: int, until_s: float, right: float) -> None:
     assert run(kind, seed, until_s).part_right >= right
+
+
+def test_a_client_that_comes_back_is_known_by_its_refusal() -> None:
+    engine = full(limits=replace(PATIENT, queue_requests_max=1))
+    [refused] = engine.arrived(make_request("running"), 1.0)
+    engine.cancelled(next(iter(engine.requests.waiting.requests)), 1.0)
+    engine.arrived(back := make_request("running"), 1.0)
+    assert refused.reason is Refusal.QUEUE_FULL
+    assert back.progress.came_back is Refusal.QUEUE_FULL

@@ -8,7 +8,7 @@ from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
-from policies.replicas.grants import GrantedEngines
+from policies.replicas.grants import TRUST_S, GrantedEngines
 from policies.replicas.messages import ReplicaView, Standing
 from policies.replicas.pool_replica import PoolReplica
 from tests.policies.making import make_request, pool_of
@@ -68,3 +68,9 @@ def test_a_request_that_waited_elsewhere_long_ago_delays_none() -> None:
     view = ReplicaView(2, earlier, [], [Grant(8, 0)], [], [], [], [], None, is_forgotten=False)
     replica.receive(view, 0.0, 0.0)
     assert [replica.is_preceded(request, now) for now in (0.0, 0.29, 0.31)] == [True, True, False]
+
+
+def test_a_grant_is_used_no_longer_than_no_other_gateway_may_have_it() -> None:
+    ledger, request = engine(10_000), make_request(prompt=100, reserved=100)
+    GrantedEngines({"e": ledger}).receive([Grant(8, 10_000)], 1.0)
+    assert [ledger.obstacle(request, 1.0 + TRUST_S + late_s) for late_s in (0.0, 0.1)] == [None, Obstacle.CLOSED]

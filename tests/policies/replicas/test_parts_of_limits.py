@@ -42,6 +42,17 @@ def test_all_gateways_together_use_a_quarter_of_what_is_left_without_asking(gate
     assert LEFT / 6 < sum(admitted(shared, asks=True) for shared in told(gateways)) <= LEFT / 4
 
 
+def test_what_is_newly_reserved_may_not_be_used_before_the_store_has_counted_it() -> None:
+    """Others may have used it since the last reply."""
+    reserved = admitted(told(2)[0], asks=True)
+    for used in (1, reserved // 2, reserved):
+        shared = told(2)[0]
+        for _ in range(used):
+            shared.quotas.admitted(make_request(), 0.0)
+        shared.report(10)
+        assert admitted(shared, asks=True) == reserved - used, "what the store has counted since the report before"
+
+
 @pytest.mark.parametrize("gateways", [1, 2, 8])
 def test_without_the_others_each_has_an_equal_part_of_what_is_left(gateways: int) -> None:
     parts = []

@@ -111,6 +111,24 @@ def test_one_that_has_room_is_dispatched_with_the_answer_and_one_beyond_is_refus
     assert (one.engine.queued, other.engine.queued) == (0, 0)
 
 
+def test_one_that_comes_while_the_store_is_asked_waits_for_what_others_have_used_meanwhile() -> None:
+    store = TypedScriptStore()
+    one, other = [Gateway(store, name, requests_per_minute=10) for name in ("one", "other")]
+    outcomes = one.ask(make_request("a", id="first"), 0.0) + one.exchange(0.1)
+    for number in range(9):
+        outcomes += other.ask(make_request("a", id=f"r{number}"), 0.2)
+    outcomes += other.exchange(0.2)
+    assert sum(isinstance(outcome, Dispatch) for outcome in outcomes) == 10, "the limit"
+    assert one.ask(make_request("a", id="asked"), 0.2) == []
+    report = one.replica.report(0.2)
+    assert one.ask(make_request("a", id="late"), 0.21) == [], "the report reserves more, and the store may have none"
+    one.replica.receive(store.exchange("one", 2, report, 210), 0.2, 0.22)
+    outcomes = [*one.replica.decisions_of(one.engine)]
+    one.number = 2
+    outcomes += one.exchange(0.23)
+    assert {id for id, _ in rejected(outcomes)} == {"asked", "late"}
+
+
 def test_one_whose_client_leaves_is_not_counted() -> None:
     store = TypedScriptStore()
     gateway = Gateway(store, "one")

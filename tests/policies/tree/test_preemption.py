@@ -89,3 +89,21 @@ def test_batch_goes_first_while_it_is_over_its_part_and_else_the_most_for_its_we
     for is_batch_over, first in ((True, of_batch("a")), (False, "b")):
         ranks = {leaf: over_part(leaf, held, 1.0, is_batch_over=is_batch_over) for leaf, held in used.items()}
         assert min(ranks, key=ranks.__getitem__) == first
+
+
+def test_room_that_was_freed_at_an_engine_is_kept_until_more_runs_there() -> None:
+    preemption = made(dict.fromkeys("xy", 0))
+    one = make_request(of_batch("a"), id="x", streamed=False, reserved=100)
+    preemption.ended(one, ServiceTokens(10, 0), is_preempted=True)
+    assert preemption.is_kept_free(one, "e")
+    preemption.dispatched(one, "e")
+    assert not preemption.is_kept_free(make_request(of_batch("a")), "e")
+
+
+def test_a_start_adds_what_is_expected_of_it_to_what_may_be_wasted() -> None:
+    preemption = made({"x": 0})
+    one, other = (make_request(of_batch("a"), id=id, streamed=False, reserved=100) for id in "xy")
+    preemption.ended(one, ServiceTokens(10, 100), is_preempted=True)
+    preemption.dispatched(one, "e")
+    assert not preemption.may_waste(one, 0.05), "all 110 are wasted"
+    assert preemption.may_stop_at_once(other, 1, 0.05), "two at once have 220"

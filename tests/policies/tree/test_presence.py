@@ -111,3 +111,15 @@ def test_idle_tenants_are_kept_up_to_a_bound_and_begin_anew(terms: Tree) -> None
     tree.arrived(other, 1.0)
     assert tree.share(back.flow.tenant, 1.0) == tree.share("other", 1.0)
     assert len(tree.nodes) < IDLE_MAX + 10
+
+
+def test_a_floor_for_which_others_leave_nothing_is_a_hundredth() -> None:
+    """The sum of floors may exceed 1 by rounding."""
+    tree = PoolTree(
+        tree_of(
+            {}, {name: (ROOT, {"guaranteed_share": floor}) for name, floor in (("a", 0.5), ("b", 0.5), ("c", 5e-7))}
+        )
+    )
+    for name in "abc":
+        tree.arrived(make_request(name), 1.0)
+    assert tree.share("c", 1.0) == 0.01

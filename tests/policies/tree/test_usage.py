@@ -186,3 +186,20 @@ def summed(reports: list[list[NodeUsage]]) -> Sequence[NodeUsage]:
     for node, resource, amount in (row for report in reports for row in report):
         sums[node, resource] = sums.get((node, resource), 0.0) + amount
     return [NodeUsage(node, resource, amount) for (node, resource), amount in sums.items()]
+
+
+@pytest.mark.parametrize(
+    ("kept", "arrivals", "full"),
+    [(0.9, "bb", [False, True]), (0.5, ["keeper", "keeper", "b", "b"], [False] * 4)],
+    ids=["an idle pool takes any request", "what is kept counts once when it is used"],
+)
+def test_what_is_kept_for_one_tenant_leaves_the_rest_to_others(
+    kept: float, arrivals: Sequence[str], full: list[bool]
+) -> None:
+    tree, was_full = PoolTree(tree_of({}, {"keeper": (ROOT, {"guaranteed_share": kept, "lending_limit": 0.0})})), []
+    tree.sized(4, 1000)
+    for name in arrivals:
+        tree.arrived(request := make_request(name), 1.0)
+        was_full.append(tree.full_for(request) is not None)
+        tree.run(request, 1, 10)
+    assert was_full == full
