@@ -161,9 +161,9 @@ class _Setting:
     @classmethod
     def of(cls, path: Path, pool_name: str | None) -> _Setting:
         """Load one pool's setting. Raise ConfigError, or UsageError if it is not clear which pool is meant."""
-        from gateway.config.load import Overrides, load_config
+        from gateway.config.load import load_config
 
-        config = load_config(path, Overrides(workers=1))
+        config = load_config(path, workers=1)
         pools = {pool.name: pool for pool in config.pools}
         if pool_name is None and len(pools) == 1:
             [pool_name] = pools

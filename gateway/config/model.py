@@ -30,7 +30,7 @@ from gateway.config.checks import (
     unique,
 )
 from gateway.config.machine import WORKERS_MAX, auto_by_default, no_text, or_auto, with_auto
-from gateway.config.memory_bounds import MEMORY_MAX, MEMORY_MAX_LEAST, Bounds, bounds_of
+from gateway.config.memory_bounds import MEMORY_MAX, MEMORY_MAX_LEAST, Bounds
 from gateway.config.section import Section, settings_from
 from gateway.config.sections.apps import AppConfig, InteractionsConfig
 from gateway.config.sections.backends import BackendConfig, Isolation
@@ -194,7 +194,7 @@ class Config(Section):
     @property
     def bounds(self) -> Bounds:
         """Bounds on memory of each part of a process."""
-        return bounds_of(self.memory_max, len(self.pools))
+        return Bounds(self.memory_max, len(self.pools))
 
     @property
     def json_bytes_max(self) -> int:

@@ -18,8 +18,7 @@ import pytest
 from prometheus_client.metrics_core import GaugeMetricFamily
 
 from gateway.config.model import Config
-from gateway.operator.merged_metrics import merged
-from gateway.operator.of_workers import Workers
+from gateway.operator.of_workers import Workers, merged
 from gateway.operator.snapshots.of_replicas import Replicas
 from gateway.process.hub import continue_quotas
 from gateway.process.supervisor import unix_listener

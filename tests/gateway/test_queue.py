@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from bench.stack import nginx
-from gateway.config.memory_bounds import MEMORY_MAX_LEAST, bounds_of
+from gateway.config.memory_bounds import MEMORY_MAX_LEAST, Bounds
 from gateway.config.sections.keys import open_name
 from gateway.http.errors import ApiError, Reason
 from tests.gateway.capture import OK, STREAM, Upstream, answer
@@ -58,7 +58,7 @@ async def _all(tasks: list[asyncio.Task[Answer]]) -> list[asyncio.Task[Answer]]:
 
 async def test_bytes_are_bounded_as_requests_are(start: Starter) -> None:
     async with busy(start, memory_max=MEMORY_MAX_LEAST) as gate:
-        most = bounds_of(MEMORY_MAX_LEAST, 1).queue_bytes
+        most = Bounds(MEMORY_MAX_LEAST, 1).queue_bytes
         await gate.fill(10, "flood", unheard_of="x" * (most // 11))  # in a field that is no prompt
         refused = await gate.ask("flood", unheard_of="x" * 1_000_000)
         assert (refused.status, refused.error["code"]) == (429, "queue_full")

@@ -9,11 +9,12 @@ import asyncio
 import time
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 from gateway.operator.of_workers import Workers
 from gateway.operator.operated import OperatedGateway
-from gateway.operator.self_service.own_page import own_page
+from gateway.operator.page.files import FOLDER, contents
 from gateway.operator.self_service.own_standing import Data, RecentService, own_standing
 from gateway.operator.snapshots.snapshot import SnapshotSource
 from gateway.operator.snapshots.spans import PoolSample, shares_due, sums
@@ -28,6 +29,13 @@ from gateway.usage.counts import OTHERS
 from gateway.usage.thread import CLOSE_S, DatabaseThread
 from gateway.usage.usage_report import read_own
 
+PAGE: Final = "/fairgate/me/page"
+_OWN: Final = Path(__file__).parent / "page"
+_FILES: Final = {PAGE: _OWN / "me.html", f"{PAGE}/me.js": _OWN / "me.js"} | {
+    f"{PAGE}/{name}": FOLDER / name
+    for name in ("page.css", "stream.js", "words.js", "requests.js", "usage.js", "icon.svg")
+}
+"""Files of the page of /fairgate/me, some of them the operator's. They hold no data: the page asks for the key."""
 RECENTLY_S: Final = 300.0
 AGAIN_S: Final = 5.0
 """Seconds after which the sums of all tenants are computed anew."""
@@ -47,7 +55,10 @@ class SelfService:
         self._summed_s = float("-inf")
         usage = gateway.config.usage
         self._database = DatabaseThread(usage) if usage is not None else None
-        pipeline.files = own_page()
+        pipeline.files = {
+            path: ([(name.encode(), value.encode()) for name, value in fields.items()], body)
+            for path, (fields, body) in contents(_FILES).items()
+        }
         pipeline.late[RouteKind.ME] = self._late.begin
 
     async def open(self) -> None:

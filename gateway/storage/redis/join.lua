@@ -18,9 +18,9 @@ if held and held ~= layout then
   return {'layout', held}
 end
 
-local mine = {}
+local mine, backends = {}, {}
 for i = 5, #ARGV do
-  mine[ARGV[i]] = true
+  mine[ARGV[i]], backends[i - 4] = true, ARGV[i]
 end
 
 local time = redis.call('TIME')
@@ -59,10 +59,6 @@ if others > 0 and not shares then
 end
 
 redis.call('SET', layout_key, layout, 'NX')
-local backends = {}
-for i = 5, #ARGV do
-  backends[#backends + 1] = ARGV[i]
-end
 local member = cjson.encode({expires_ms = now_ms + ttl_ms, policy = policy, backends = backends})
 redis.call('HSET', members_key, replica, member)
 redis.call('PEXPIRE', members_key, ttl_ms)
