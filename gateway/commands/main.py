@@ -97,8 +97,8 @@ def serve(
             config = config_for_backends([*backends], **options)
     except ConfigError as error:
         raise Failed(str(error)) from None
-    for field, warning in config.warnings:
-        click.echo(f"fairgate: warning: {field} {warning}", err=True)
+    if config.admin_warning:
+        click.echo(f"fairgate: warning: admin {config.admin_warning}", err=True)
     allow_files()
     if config.workers > 1:
         supervise(config, load)

@@ -6,15 +6,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from math import inf
+from secrets import token_hex
+from typing import Any, Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from msgspec.json import encode
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.operator.explain import explain
@@ -22,12 +26,17 @@ from gateway.operator.guard import guard
 from gateway.operator.operated import OperatedGateway
 from gateway.operator.page.files import page
 from gateway.operator.pool_metrics import PoolGauges
-from gateway.operator.snapshots.snapshot import encoded, snapshot_of
+from gateway.operator.snapshots.snapshot import SnapshotSource, encoded, snapshot_of
 from gateway.operator.snapshots.state_document import state
-from gateway.operator.views import StateView, health, ready
 from gateway.storage.store_errors import StoreError
 from gateway.usage.database import Database
 from gateway.usage.usage_report import InvalidUsageQuery, UsageQuery, read
+
+SHARED_S: Final = 1.0
+"""Seconds for which pages share a document."""
+SHARED_S_MAX: Final = 10.0
+COST_MAX: Final = 0.01
+"""Part of a core that documents for pages take, up to documents that cost COST_MAX * SHARED_S_MAX seconds each."""
 
 
 class _DropClientErrors(logging.Filter):
@@ -156,3 +165,58 @@ async def _drained(gateway: OperatedGateway, drained: bool, request: web.Request
     known = sorted(name for pool in gateway.pools for name in pool.backends)
     error = f"there is no backend {name[:200]!r}; there are: {', '.join(known)}"
     return web.json_response({"error": error}, status=404)
+
+
+async def health(request: web.Request) -> web.Response:
+    """Answer that the process runs."""
+    return web.json_response({"status": "ok"})
+
+
+def ready(why_not: Sequence[str], state: str | None, faults: Sequence[str]) -> web.Response:
+    """Answer whether traffic should come. A gateway with faults, or whose state is not shared, is ready nonetheless."""
+    answer: dict[str, object] = {"ready": not why_not, "why_not": why_not}
+    if state is not None:
+        answer["state"] = state
+    if faults:
+        answer["faults"] = faults
+    return web.json_response(answer, status=503 if why_not else 200)
+
+
+class StateView:
+    """The handler of /state, which makes a new document for each request. Requests with `?shared`, as pages send them,
+    share one document for `SHARED_S` to `SHARED_S_MAX` seconds."""
+
+    def __init__(self, source: SnapshotSource) -> None:
+        self._source = source
+        self._id = token_hex(8)
+        self._turn = asyncio.Lock()
+        self._content = b""
+        self._made_s = -inf
+        self._cost_s = 0.0
+        """CPU seconds that the document took."""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        async with self._turn:
+            shared_s = max(SHARED_S, min(self._cost_s / COST_MAX, SHARED_S_MAX)) if "shared" in request.query else 0.0
+            if time.monotonic() - self._made_s >= shared_s:
+                await self._make()
+        return web.Response(body=self._content, content_type="application/json")
+
+    async def _make(self) -> None:
+        source, config = self._source, self._source.config
+        snapshot = await source.snapshot()
+        document = state(snapshot, source.recent, config)
+        of_gateway = {
+            "id": self._id,
+            "workers": config.workers,
+            "port": snapshot.port,
+            "tls": config.tls is not None,
+            "counts_usage": config.usage is not None,
+        }
+
+        def made() -> tuple[bytes, float]:
+            begun_s = time.thread_time()
+            return encode(of_gateway | document()), time.thread_time() - begun_s
+
+        self._content, self._cost_s = await asyncio.to_thread(made)
+        self._made_s = time.monotonic()

@@ -19,6 +19,7 @@ from prometheus_client.utils import floatToGoString
 from yarl import URL
 
 from gateway.config.model import Config
+from gateway.operator.admin_listener import StateView, health, ready
 from gateway.operator.guard import guard
 from gateway.operator.page.files import page
 from gateway.operator.snapshots.snapshot import (
@@ -29,7 +30,6 @@ from gateway.operator.snapshots.snapshot import (
     grouped_by_text,
     state_of,
 )
-from gateway.operator.views import StateView, health, ready
 from gateway.telemetry.metric_families import FAMILIES, LEAST, MOST, SUM
 from gateway.telemetry.recent_requests import ENDS_MAX, RecentRequests
 

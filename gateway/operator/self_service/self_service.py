@@ -16,7 +16,7 @@ from gateway.operator.of_workers import Workers
 from gateway.operator.operated import OperatedGateway
 from gateway.operator.page.files import FOLDER, contents
 from gateway.operator.self_service.own_standing import Data, RecentService, own_standing
-from gateway.operator.snapshots.snapshot import SnapshotSource
+from gateway.operator.snapshots.snapshot import SnapshotSource, samples
 from gateway.operator.snapshots.spans import PoolSample, shares_due, sums
 from gateway.proxy.background_handler import BackgroundHandler
 from gateway.proxy.pipeline import Pipeline
@@ -100,10 +100,8 @@ class SelfService:
     async def _sum_up(self) -> RecentService:
         """Return what all tenants received lately."""
         snapshot = await self._source.snapshot()
-        now, (ends, covered_s) = snapshot.at_s, self._source.recent.within(time.monotonic(), RECENTLY_S)
-        samples = [PoolSample(pool.pool, now, ends, pool.running, pool.waiting) for pool in snapshot.pools]
-        window_s = min(RECENTLY_S, covered_s)
-        shares = await asyncio.to_thread(lambda: {one.pool: _shares_of(one, window_s) for one in samples})
+        pools, window_s = samples(snapshot, self._source.recent, RECENTLY_S)
+        shares = await asyncio.to_thread(lambda: {pool.pool: _shares_of(one, window_s) for pool, one in pools})
         return RecentService(snapshot.pools, window_s, shares)
 
 
