@@ -81,9 +81,8 @@ def replay(
     from backends.simulated.engine_profiles import UnknownProfileError, profile
     from gateway.config.load import ConfigError
     from simulation.measured import EngineEstimate, measured
-    from simulation.picture import PictureError, draw
     from simulation.replay import UnknownPolicyError, policy_names
-    from simulation.report import ReplayReport, as_json, as_text
+    from simulation.report import PictureError, ReplayReport, as_json, as_text, draw
     from simulation.traces.lines import TraceError
     from simulation.traces.reader import Trace
 

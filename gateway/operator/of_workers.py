@@ -59,18 +59,10 @@ class Workers:
     The hub and self-service use it. With `state.redis_url` nobody asks for snapshots: each worker knows the whole.
     """
 
-    def __init__(
-        self, config: Config, sockets: Sequence[str], *, port: int, has_reloaded: Callable[[], None],
-        ends_max: int | None = None,
-    ) -> None:  # fmt: skip
-        """Take the workers' `sockets`, the `port` for clients, and `ends_max`, the number of ends to remember.
-
-        `has_reloaded` is called after one worker has taken over a new config, so that the others follow.
-        """
+    def __init__(self, config: Config, sockets: Sequence[str], ends_max: int | None = None) -> None:
+        """Take the workers' `sockets`, and `ends_max`, the number of ends to remember."""
         self.config = config
         self._gathered = SnapshotMerger(ends_max or ENDS_MAX * len(sockets))
-        self.port = port
-        self.has_reloaded = has_reloaded
         self._sockets = sockets
         self._late: dict[int, asyncio.Task[WorkerAnswer]] = {}
         """Requests that a worker has not answered in time, by worker."""
@@ -127,17 +119,16 @@ class Workers:
             )
             found = [(one.name, *decoded(one.content)) for one in answers if one.status == 200]
             if not found:
-                return GatewaySnapshot(0.0, ["no worker answers"], None, self.port, [])
-            whole = self._gathered.take(found, [one.name for one in answers if one.status != 200])
-        whole.port = self.port
-        return whole
+                return GatewaySnapshot(0.0, ["no worker answers"], None, 0, [])
+            return self._gathered.take(found, [one.name for one in answers if one.status != 200])
 
 
 class _Answers:
     """Handlers that ask the workers and merge their answers."""
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: Workers, has_reloaded: Callable[[], None]) -> None:
         self._workers = workers
+        self._has_reloaded = has_reloaded
 
     async def ready(self, request: web.Request) -> web.Response:
         readiness = [(one.name, _ready(one)) for one in await self._workers.ask_all("/ready")]
@@ -181,7 +172,7 @@ class _Answers:
         """Reload at one worker; if it takes over the config, all other workers follow."""
         answer = await self.any_knows(request)
         if answer.status == 200:
-            self._workers.has_reloaded()
+            self._has_reloaded()
         return answer
 
     async def drain(self, request: web.Request) -> web.Response:
@@ -199,9 +190,12 @@ class _Answers:
         return web.json_response(answer)
 
 
-def workers_app(workers: Workers) -> web.Application:
-    """Return the admin app of a gateway with several workers."""
-    answers = _Answers(workers)
+def workers_app(workers: Workers, has_reloaded: Callable[[], None]) -> web.Application:
+    """Return the admin app of a gateway with several workers.
+
+    `has_reloaded` is called after one worker has taken over a new config, so that the others follow.
+    """
+    answers = _Answers(workers, has_reloaded)
     app = web.Application(middlewares=[guard(lambda: workers.config)])
     app.add_routes(
         [

@@ -252,7 +252,7 @@ async def test_a_worker_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
         paths = [str(tmp_path / name) for name in ("hung", "well")]
         for path, worker in zip(paths, (hung, well), strict=True):
             await stack.enter_async_context(await asyncio.start_unix_server(worker.serve, path))
-        workers = Workers(Config.model_validate(CONFIG), paths, port=1, has_reloaded=lambda: None)
+        workers = Workers(Config.model_validate(CONFIG), paths)
         await workers.open(stack)
         assert (await workers.ask(0, "/x", within_s=0.01)).status == 0
         for _ in range(50):  # tenants, one after the other

@@ -115,7 +115,7 @@ config = Config.model_validate({
     "workers": 2, "listen": "127.0.0.1:0", "admin": "127.0.0.1:0",
     "pools": [{"name": "p", "backends": [{"url": "http://a:1"}]}],
 })
-sys.exit(supervise(config, serve, serve, lambda *ports: None, lambda line: None))
+sys.exit(supervise(config, serve, serve, lambda *ports: None))
 """
 
 

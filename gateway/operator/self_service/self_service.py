@@ -67,9 +67,7 @@ class SelfService:
         if slot is not None and gateway.replicas is None:
             sockets = [slot.run_directory.worker(index) for index in range(slot.run_directory.workers)]
             ends_max = min(ENDS_MAX, gateway.config.bounds.of("ends"))
-            self._source = workers = Workers(
-                gateway.config, sockets, port=gateway.port, has_reloaded=lambda: None, ends_max=ends_max
-            )
+            self._source = workers = Workers(gateway.config, sockets, ends_max)
             await workers.open(self._stack)
 
     async def close(self) -> None:
