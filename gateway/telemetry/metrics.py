@@ -36,7 +36,6 @@ _QUEUE: Final = "fairgate_queue_seconds"
 _REQUEST: Final = "fairgate_request_seconds"
 _FIRST_TOKEN: Final = "fairgate_first_token_seconds"
 _HELD_BACK: Final = "fairgate_held_back_seconds"
-_PROMPT_KINDS: Final = ("input", "cached", "expected", "wrong")
 
 
 @dataclass(slots=True)
@@ -60,6 +59,17 @@ class _TenantTotals:
     wasted: int = 0
     ways: dict[str, _Ended] = field(default_factory=dict)
     first_tokens: _Distribution | None = None
+
+
+@dataclass(slots=True)
+class _Prompts:
+    """Prompt tokens of one (pool, backend), and how many of them were cached and expected to be."""
+
+    input: int = 0
+    cached: int = 0
+    expected: int = 0
+    wrong: int = 0
+    """Sum of the absolute errors of `expected`."""
 
 
 class _Distribution:
@@ -98,8 +108,8 @@ class Metrics:
             name: {} for name in (_QUEUE, _REQUEST, _FIRST_TOKEN, _HELD_BACK)
         }
         """Distributions by metric and labels."""
-        self._prompts: dict[tuple[str, str, str], int] = {}
-        """Prompt tokens by (pool, backend, kind): all, cached, expected to be cached, and the error of that."""
+        self._prompts: dict[tuple[str, str], _Prompts] = {}
+        """Prompts by (pool, backend)."""
         self._reasons: dict[tuple[str, str, str, str], int] = {}
         """Requests by (pool, tenant, outcome, reason)."""
         self._reasons_of_keys: dict[tuple[str, str, str, str], int] = {}
@@ -140,11 +150,14 @@ class Metrics:
 
     def _prompt_ended(self, record: RequestRecord, cached: int) -> None:
         """Count the prompt of an answer in which the engine reports its cached tokens."""
+        prompts = self._prompts.get((record.pool, record.backend))
+        if prompts is None:
+            prompts = self._prompts[(record.pool, record.backend)] = _Prompts()
         expected = 0 if record.request is None else record.request.progress.cached_tokens
-        found = (record.service.prompt, cached, expected, abs(expected - cached))
-        for kind, tokens in zip(_PROMPT_KINDS, found, strict=True):
-            of = (record.pool, record.backend, kind)
-            self._prompts[of] = self._prompts.get(of, 0) + tokens
+        prompts.input += record.service.prompt
+        prompts.cached += cached
+        prompts.expected += expected
+        prompts.wrong += abs(expected - cached)
 
     def refused(self, record: RequestRecord) -> None:
         """Count the reason of a request that did not complete. Nothing else is counted if no pool was found for it."""
@@ -189,7 +202,12 @@ class Metrics:
         yield family("fairgate_tokens_total", tokens)
         yield family("fairgate_requests_total", requests)
         yield family("fairgate_wasted_tokens_total", [([tenant], count) for tenant, count in wasted.items()])
-        yield family("fairgate_backend_prompt_tokens_total", list(self._prompts.items()))
+        prompts: list[Row] = [
+            ((*engine, kind), getattr(sums, kind))
+            for engine, sums in list(self._prompts.items())
+            for kind in ("input", "cached", "expected", "wrong")
+        ]
+        yield family("fairgate_backend_prompt_tokens_total", prompts)
         yield family("fairgate_not_completed_total", list(self._reasons.items()))
         yield family("fairgate_key_not_completed_total", list(self._reasons_of_keys.items()))
         for name, by in self._distributions.items():
@@ -200,8 +218,7 @@ class Metrics:
 
     def forget_backend(self, pool: str, backend: str) -> None:
         """Forget the counts of a backend that is gone."""
-        for kind in _PROMPT_KINDS:
-            self._prompts.pop((pool, backend, kind), None)
+        self._prompts.pop((pool, backend), None)
 
     def labelled(self) -> set[tuple[str, str]]:
         """Return each (pool, tenant) with a label, for which other metrics show a zero, too."""
