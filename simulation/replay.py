@@ -19,7 +19,7 @@ from policies.orders.policy_entries import POLICIES
 from policies.request import ServiceTokens
 from simulation.driver import Driver, SimulatedGateway
 from simulation.run import IMPOSSIBLE, Arrival, Record
-from simulation.statistics import percentile
+from simulation.statistics import quantiles
 from simulation.timeline import Timeline
 from simulation.traces.reader import Trace
 
@@ -48,21 +48,6 @@ def policy_names(text: str) -> list[str]:
     return names
 
 
-@dataclass(frozen=True, slots=True)
-class Percentiles:
-    """The median, the 95th and the 99th percentile of one measure."""
-
-    p50: float
-    p95: float
-    p99: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Percentiles | None:
-        """Return the percentiles, or None for no values."""
-        ordered = sorted(values)
-        return cls(*(percentile(ordered, share) for share in (0.5, 0.95, 0.99))) if ordered else None
-
-
 @dataclass(slots=True)
 class TenantResult:
     """Results of one tenant. `service` is prompt tokens plus twice the output tokens; times to first token are in
@@ -73,7 +58,7 @@ class TenantResult:
     requests: int = 0
     completed: int = 0
     service: float = 0.0
-    ttft_s: Percentiles | None = None
+    ttft_s: dict[str, float] | None = None
 
 
 @dataclass(slots=True)
@@ -100,7 +85,7 @@ class ReplayResult:
     requests: int = 0
     completed: int = 0
     refused: dict[str, int] = field(default_factory=dict)
-    ttft_s: Percentiles | None = None
+    ttft_s: dict[str, float] | None = None
     tokens_per_s: float = 0.0
     output_tokens_per_s: float = 0.0
     jain: float | None = None
@@ -209,11 +194,11 @@ class _Tally:
             service[OTHERS] = [(course[0][0], sum(rate for _, rate in course)) for course in zip(*rest, strict=True)]
         result.service = service
         result.refused = dict(sorted(result.refused.items()))
-        result.ttft_s = Percentiles.of(self._ttft_s)
+        result.ttft_s = quantiles(self._ttft_s, 50, 95, 99)
         result.tokens_per_s = self._per_s(self._prompt_tokens + self._output_tokens)
         result.output_tokens_per_s = self._per_s(self._output_tokens)
         for one, ttft_s in self._tenants.values():
-            one.ttft_s = Percentiles.of(ttft_s)
+            one.ttft_s = quantiles(ttft_s, 50, 95, 99)
         result.tenants = [one for one, _ in self._tenants.values() if one.requests]
         return result
 

@@ -1,13 +1,14 @@
-"""Reports of a replay: tables in the terminal, and JSON."""
+"""Reports of a replay: tables in the terminal, JSON, and a picture, which matplotlib draws, an extra."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from backends.simulated.engine_profiles import EngineProfile
-from simulation.replay import TENANTS_LISTED, Percentiles, ReplayResult
+from simulation.replay import TENANTS_LISTED, ReplayResult
 from simulation.run import IMPOSSIBLE
 from simulation.traces.reader import Trace
 from simulation.verdict import compared, in_seconds, named, short, verdict
@@ -179,11 +180,51 @@ def as_json(replayed: ReplayReport) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+# --- picture ---
+
+
+class PictureError(Exception):
+    """A picture that cannot be drawn."""
+
+
+def draw(replayed: ReplayReport, file: Path) -> None:
+    """Draw the service per second by tenant, a panel for each policy, and the gap between tenants.
+
+    The ending of `file` names the format: png, svg or pdf. Raise PictureError for others, and without matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise PictureError("a picture needs matplotlib: pip install 'fairgate[plots]'") from None
+    results = replayed.results
+    figure = Figure(figsize=(9, 2.5 * (len(results) + 1)), layout="constrained")
+    panels = figure.subplots(len(results) + 1, sharex=True, squeeze=False)[:, 0]
+    for axes, result in zip(panels, results, strict=False):
+        for tenant, course in result.service.items():
+            axes.plot(*_columns(course), label=tenant)
+        axes.set(title=replayed.label(result), ylabel="service per second")
+        axes.sharey(panels[0])
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    for result in results:
+        panels[-1].plot(*_columns(result.gap), label=replayed.label(result))
+    panels[-1].set(title="Gap between tenants", xlabel="seconds", ylabel="service per weight")
+    panels[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.suptitle(replayed.trace.name)
+    try:
+        figure.savefig(file)
+    except ValueError as error:
+        raise PictureError(f"{file} cannot be written: {error}") from error
+
+
+def _columns(course: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [at_s for at_s, _ in course], [value for _, value in course]
+
+
 # --- words ---
 
 
-def _quantiles(values: Percentiles | None) -> list[str]:
-    return [NOTHING] * 3 if values is None else [in_seconds(each) for each in (values.p50, values.p95, values.p99)]
+def _quantiles(values: Mapping[str, float] | None) -> list[str]:
+    return [NOTHING] * 3 if values is None else [in_seconds(each) for each in values.values()]
 
 
 def _span(value: float) -> str:

@@ -12,6 +12,12 @@ def jain(values: Collection[float]) -> float:
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
 
+def quantiles(values: Collection[float], *parts: int) -> dict[str, float] | None:
+    """Return the percentiles p50, p95 or others of these values by their names; None for no values."""
+    ordered = sorted(values)
+    return {f"p{part}": percentile(ordered, part / 100) for part in parts} if ordered else None
+
+
 def percentile(values: Collection[float], share: float) -> float:
     """Return the nearest-rank percentile of `share` (0 to 1), one of the values. Raise ValueError for no values."""
     if not values:

@@ -89,7 +89,7 @@ def _part(tenant: TenantResult) -> str:
 def _waited_s(tenant: TenantResult) -> float:
     if tenant.ttft_s is None:
         return NEVER_S
-    return tenant.ttft_s.p95 if tenant.requests >= REQUESTS_MIN else tenant.ttft_s.p50
+    return tenant.ttft_s["p95" if tenant.requests >= REQUESTS_MIN else "p50"]
 
 
 def _refused(one: TenantResult, other: TenantResult) -> float:

@@ -15,7 +15,6 @@ from gateway.config.memory_bounds import (
     PARTS,
     TABLES,
     Bounds,
-    bounds_of,
 )
 
 TEMPLATE = Path(__file__).with_name("memory.template.txt")
@@ -42,7 +41,7 @@ ROWS: tuple[tuple[str, str, Callable[[Bounds], str]], ...] = (
 
 def lines(table: Callable[[list[str], list[list[str]]], Iterator[str]]) -> Iterator[str]:
     """The page. `table`: writes one."""
-    bounds = [bounds_of(size, 1) for size in SIZES]
+    bounds = [Bounds(size, 1) for size in SIZES]
     heads = ["of a process with one pool", "part", *[f"`memory_max` {_mib(size)}" for size in SIZES]]
     parts = [
         [what, f"{PARTS[share]:.0%}" if share else "", *[say(each) for each in bounds]] for what, share, say in ROWS

@@ -74,8 +74,8 @@ def findings(config: Config) -> Iterator[Finding]:
         yield Finding(("tracing",), "needs OpenTelemetry: pip install 'fairgate[opentelemetry]'")
     if config.jwt and find_spec("jwt") is None:
         yield Finding(("jwt",), "needs PyJWT: pip install 'fairgate[jwt]'")
-    for field, text in config.warnings:
-        yield Finding((field,), text, is_warning=True)
+    if config.admin_warning:
+        yield Finding(("admin",), config.admin_warning, is_warning=True)
 
 
 def _expired(config: Config, unix_s: float) -> Iterator[Finding]:

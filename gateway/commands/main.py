@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from gateway import BUILD, __version__
-from gateway.commands.admin import NotAnswered, admin_of, asks_admin
-from gateway.commands.changing import drain, reload, resume
+from gateway.commands.admin import NotAnswered, admin_of, asks_admin, drain, reload, resume
 from gateway.commands.common import BAD_INPUT, Failed, config_option, counted
 from gateway.commands.explaining import explain
 from gateway.commands.key_commands import keys
@@ -83,24 +82,23 @@ def serve(
     fairgate serve --backend http://localhost:8000 --port 8080
     fairgate serve -c config.yaml
     """
-    from gateway.config.load import ConfigError, Overrides, config_for_backends, load_config
+    from gateway.config.load import ConfigError, config_for_backends, load_config
 
     if (config_path is None) == (not backends):
         raise click.UsageError("give either -c FILE or at least one --backend URL (try: fairgate serve --help)")
     if backends and options["access_log"] is None and sys.stdout.isatty():
         options["access_log"] = "off"  # Request lines would scroll the examples at the start out of sight.
-    overrides = Overrides(**options)
     try:
         load = None
         if config_path is not None:
-            load = partial(load_config, config_path.absolute(), overrides)
-            config = load_config(config_path, overrides)
+            load = partial(load_config, config_path.absolute(), **options)
+            config = load_config(config_path, **options)
         else:
-            config = config_for_backends([*backends], overrides)
+            config = config_for_backends([*backends], **options)
     except ConfigError as error:
         raise Failed(str(error)) from None
-    for field, warning in config.warnings:
-        click.echo(f"fairgate: warning: {field} {warning}", err=True)
+    if config.admin_warning:
+        click.echo(f"fairgate: warning: admin {config.admin_warning}", err=True)
     allow_files()
     if config.workers > 1:
         supervise(config, load)

@@ -81,9 +81,8 @@ def replay(
     from backends.simulated.engine_profiles import UnknownProfileError, profile
     from gateway.config.load import ConfigError
     from simulation.measured import EngineEstimate, measured
-    from simulation.picture import PictureError, draw
     from simulation.replay import UnknownPolicyError, policy_names
-    from simulation.report import ReplayReport, as_json, as_text
+    from simulation.report import PictureError, ReplayReport, as_json, as_text, draw
     from simulation.traces.lines import TraceError
     from simulation.traces.reader import Trace
 
@@ -161,9 +160,9 @@ class _Setting:
     @classmethod
     def of(cls, path: Path, pool_name: str | None) -> _Setting:
         """Load one pool's setting. Raise ConfigError, or UsageError if it is not clear which pool is meant."""
-        from gateway.config.load import Overrides, load_config
+        from gateway.config.load import load_config
 
-        config = load_config(path, Overrides(workers=1))
+        config = load_config(path, workers=1)
         pools = {pool.name: pool for pool in config.pools}
         if pool_name is None and len(pools) == 1:
             [pool_name] = pools

@@ -69,7 +69,6 @@ def supervise(config: Config, load: Load | None) -> None:
     config, minted = with_keys(config)
     started = config
     again = None if load is None else lambda: with_known_keys(load(), started)
-    client_port = 0
 
     def serve(config: Config, worker: Child) -> None:
         index = worker.worker_slot.index
@@ -78,19 +77,14 @@ def supervise(config: Config, load: Load | None) -> None:
 
     def serve_hub(config: Config, child: Child) -> None:
         _log(config)
-        run(lambda: hub.serve_hub(config, again, client_port, child))
-
-    def log(text: str) -> None:
-        click.echo(f"fairgate: {text}", err=True)
+        run(lambda: hub.serve_hub(config, again, child))
 
     def announce(port: int, admin_port: int) -> None:
-        nonlocal client_port
-        client_port = port
         lines = [*_addresses(config, port, admin_port), *_without_key(config), *_for_this_run(minted)]
         click.echo("\n".join(lines), err=True)
 
     try:
-        status = supervise(config, serve, serve_hub, announce, log, again)
+        status = supervise(config, serve, serve_hub, announce, again)
     except OSError as error:
         raise Failed(f"fairgate: {error}", 1) from None
     sys.exit(status)

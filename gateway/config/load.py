@@ -80,40 +80,14 @@ class ConfigError(Exception):
         self.faults = faults
 
 
-@dataclass(frozen=True, slots=True)
-class Overrides:
-    """Settings of the command line that replace those of the file. None keeps the file's setting."""
+def load_config(path: str | os.PathLike[str], **options: Any) -> Config:
+    """Read a configuration file. Raise ConfigError with every fault; its text never holds a substituted value.
 
-    host: str | None = None
-    port: int | None = None
-    admin_port: int | None = None
-    workers: int | str | None = None
-    """A number, or auto."""
-    access_log: str | None = None
-    log_level: str | None = None
-
-    def over(self, data: dict[str, Any]) -> None:
-        """Replace settings of the file. An invalid address is kept, to be reported."""
-        for field, host, port in (("listen", self.host, self.port), ("admin", None, self.admin_port)):
-            text = data.get(field) or Config.model_fields[field].default
-            text = text[0] if isinstance(text, list | tuple) else text
-            own_host, own_port = split_address(text) if isinstance(text, str) else ("", -1)
-            if (host, port) != (None, None) and own_port >= 0:
-                host, port = own_host if host is None else host, own_port if port is None else port
-                data[field] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        for field in ("workers", "access_log", "log_level"):
-            if (value := getattr(self, field)) is not None:
-                data[field] = value
-
-
-NO_OVERRIDES = Overrides()
-
-
-def load_config(path: str | os.PathLike[str], overrides: Overrides = NO_OVERRIDES) -> Config:
-    """Read a configuration file. Raise ConfigError with every fault; its text never holds a substituted value."""
+    `options`: of the command line, see `_override`.
+    """
     source = _Source(os.fspath(path))
     try:
-        return _loaded(source, overrides)
+        return _validated(source.read(), source, **options)
     finally:
         source.forget()
 
@@ -123,32 +97,35 @@ def check_config(
 ) -> tuple[Config, list[Fault]]:
     """Read a configuration file and locate the findings of `look` in it. Raise ConfigError as `load_config` does."""
     source = _Source(os.fspath(path))
-    config = _loaded(source)
+    config = _validated(source.read(), source)
     return config, [
         Fault(source.file, *source.place(loc, of_key=False), path_of(loc), message, is_warning)
         for loc, message, is_warning in look(config)
     ]
 
 
-def _loaded(source: _Source, overrides: Overrides = NO_OVERRIDES) -> Config:
-    """Read and validate a file, with the settings of the command line in place of its own."""
-    data = source.read()
-    overrides.over(data)
-    return _validated(data, source)
-
-
-def config_for_backends(urls: list[str], overrides: Overrides = NO_OVERRIDES) -> Config:
+def config_for_backends(urls: list[str], **options: Any) -> Config:
     """Return the configuration of a gateway without a file: one pool, and a tenant for every key without a name.
 
     Raise ConfigError, for instance for an invalid URL or a port that the admin listener has.
     """
-    source = _Source("command line")
-    data: dict[str, Any] = {
-        "open_access": True,
-        "pools": [{"name": "default", "backends": [{"url": url} for url in urls]}],
-    }
-    overrides.over(data)
-    return _validated(data, source)
+    pools = [{"name": "default", "backends": [{"url": url} for url in urls]}]
+    return _validated({"open_access": True, "pools": pools}, _Source("command line"), **options)
+
+
+def _override(
+    data: dict[str, Any], *, host: str | None = None, port: int | None = None, admin_port: int | None = None, **own: Any
+) -> None:
+    """Replace settings of the file by those of the command line that are not None: the first address of `listen`, the
+    port of `admin`, and `own` by their names. An invalid address is kept, to be reported."""
+    data |= {field: value for field, value in own.items() if value is not None}
+    for field, new_host, new_port in (("listen", host, port), ("admin", None, admin_port)):
+        text = data.get(field) or Config.model_fields[field].default
+        text = text[0] if isinstance(text, list | tuple) else text
+        own_host, own_port = split_address(text) if isinstance(text, str) else ("", -1)
+        if (new_host, new_port) != (None, None) and own_port >= 0:
+            to, at = own_host if new_host is None else new_host, own_port if new_port is None else new_port
+            data[field] = f"[{to}]:{at}" if ":" in to else f"{to}:{at}"
 
 
 def _bounded(faults: list[Fault], file: str) -> list[Fault]:
@@ -342,8 +319,10 @@ def _name_or_hidden(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_.<-]{1,32}", name) else "(a name not shown)"
 
 
-def _validated(data: dict[str, Any], source: _Source) -> Config:
-    """Validate the data. Raise ConfigError with the faults of the text and of the values."""
+def _validated(data: dict[str, Any], source: _Source, **options: Any) -> Config:
+    """Validate the data under the command line's options. Raise ConfigError with the faults of the text and of the
+    values."""
+    _override(data, **options)
     faults = source.faults
     # A value whose text is faulty (an unset variable, say) is not reported a second time.
     faulty = {(fault.line, fault.column) for fault in faults if fault.line}

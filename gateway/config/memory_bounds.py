@@ -66,69 +66,45 @@ BLOCK_BYTES: Final = 220
 """A cached block of a prompt."""
 
 
-class Bounds(NamedTuple):
-    """Bounds of all tables and buffers."""
+class Bounds:
+    """Bounds of all tables and buffers, by `memory_max` (bytes, at least `MEMORY_MAX_LEAST`) and the pools."""
 
-    names: int
-    """Names that each table in `TABLES` has an entry for, or for a `part` of them."""
-    pools: int
-    blocks: int
-    connections: int
-    body_bytes: int
-    """Largest body, unless configured."""
-    body_bytes_most: int
-    """Largest value that may be configured for the largest body."""
-    json_bytes: int
-    """Largest JSON body, unless configured."""
-    json_bytes_most: int
-    """Largest value that may be configured for the largest JSON body."""
-    bodies_bytes: int
-    """All bodies that are being received, wait or run."""
-    client_bodies_bytes: int
-    """Bodies of one tenant or address."""
-    queue_bytes: int
-    lines_bytes: int
-    """Batch lines that run or wait at once."""
-    line_bytes: int
-    """Largest batch line."""
-    results_bytes: int
-    """Results of batch lines until they are stored."""
-    reading_bytes: int
-    """Memory for reading a body; bodies are read one after the other."""
-    answers_bytes: int
-    """Bytes of answers that clients have not read yet, and again for answers that are sent whole."""
+    def __init__(self, memory_max: int, pools: int) -> None:
+        rest = memory_max - BASE_BYTES
+        part = {name: int(rest * share) for name, share in PARTS.items()}
+        self.names = int(part["names"] / NAME_BYTES)
+        """Names that each table in `TABLES` has an entry for, or for a `part` of them."""
+        self.pools = pools
+        self.blocks = part["prompts"] // int(ALLOCATED * BLOCK_BYTES) // pools
+        self.connections = part["connections"] // CONNECTION_BYTES
+        self.reading_bytes = int(part["bodies"] * READ_PART)
+        """Memory for reading a body; bodies are read one after the other."""
+        self.bodies_bytes = part["bodies"] - self.reading_bytes
+        """All bodies that are being received, wait or run."""
+        self.client_bodies_bytes = self.bodies_bytes * 3 // 4
+        """Bodies of one tenant or address."""
+        self.queue_bytes = self.bodies_bytes // 2
+        self.body_bytes_most = min(self.reading_bytes, self.bodies_bytes // 2)
+        """Largest value that may be configured for the largest body."""
+        self.body_bytes = min(BODY_BYTES_MAX, self.body_bytes_most)
+        """Largest body, unless configured."""
+        self.json_bytes_most = self.reading_bytes // READ_TIMES
+        """Largest value that may be configured for the largest JSON body."""
+        self.json_bytes = min(JSON_BYTES_MAX, self.json_bytes_most)
+        """Largest JSON body, unless configured."""
+        self.lines_bytes = part["lines"]
+        """Batch lines that run or wait at once."""
+        self.line_bytes = int(part["lines"] * LINE_PART)
+        """Largest batch line."""
+        self.results_bytes = part["results"]
+        """Results of batch lines until they are stored."""
+        self.answers_bytes = part["answers"] // 2
+        """Bytes of answers that clients have not read yet, and again for answers that are sent whole."""
 
     def of(self, table: str) -> int:
         """Return the bound of a table, per pool if each pool has one; at least 1."""
         found = TABLES[table]
         return max(1, self.names // found.part // (self.pools if found.of_pool else 1))
-
-
-def bounds_of(memory_max: int, pools: int) -> Bounds:
-    """Derive all bounds from `memory_max` (bytes, at least `MEMORY_MAX_LEAST`) and the number of pools."""
-    rest = memory_max - BASE_BYTES
-    part = {name: int(rest * share) for name, share in PARTS.items()}
-    reading = int(part["bodies"] * READ_PART)
-    bodies = part["bodies"] - reading
-    largest = min(reading, bodies // 2)
-    return Bounds(
-        names=int(part["names"] / NAME_BYTES),
-        pools=pools,
-        blocks=part["prompts"] // int(ALLOCATED * BLOCK_BYTES) // pools,
-        connections=part["connections"] // CONNECTION_BYTES,
-        body_bytes=min(BODY_BYTES_MAX, largest),
-        body_bytes_most=largest,
-        json_bytes=min(JSON_BYTES_MAX, reading // READ_TIMES),
-        json_bytes_most=reading // READ_TIMES,
-        bodies_bytes=bodies,
-        client_bodies_bytes=bodies * 3 // 4,
-        queue_bytes=bodies // 2,
-        lines_bytes=part["lines"],
-        line_bytes=int(part["lines"] * LINE_PART),
-        results_bytes=part["results"],
-        reading_bytes=reading,
-        answers_bytes=part["answers"] // 2,
-    )
 
 
 def memory_max_for(table: str, entries: int) -> int:

@@ -30,7 +30,7 @@ from gateway.config.checks import (
     unique,
 )
 from gateway.config.machine import WORKERS_MAX, auto_by_default, no_text, or_auto, with_auto
-from gateway.config.memory_bounds import MEMORY_MAX, MEMORY_MAX_LEAST, Bounds, bounds_of
+from gateway.config.memory_bounds import MEMORY_MAX, MEMORY_MAX_LEAST, Bounds
 from gateway.config.section import Section, settings_from
 from gateway.config.sections.apps import AppConfig, InteractionsConfig
 from gateway.config.sections.backends import BackendConfig, Isolation
@@ -194,7 +194,7 @@ class Config(Section):
     @property
     def bounds(self) -> Bounds:
         """Bounds on memory of each part of a process."""
-        return bounds_of(self.memory_max, len(self.pools))
+        return Bounds(self.memory_max, len(self.pools))
 
     @property
     def json_bytes_max(self) -> int:
@@ -222,17 +222,14 @@ class Config(Section):
         return self.state.redis_url is not None or self.workers > 1
 
     @property
-    def warnings(self) -> tuple[tuple[str, str], ...]:
-        """Valid settings that are probably a mistake: field, and advice."""
-        if self.admin_token is None and not is_loopback(self.admin_address[0]):
-            return (
-                (
-                    "admin",
-                    f"is open to other machines: each client that reaches {self.admin} reads /metrics and /explain. "
-                    "Set admin_token, or listen on loopback (127.0.0.1:8190)",
-                ),
-            )
-        return ()
+    def admin_warning(self) -> str:
+        """Warning of an `admin` that is probably a mistake; "" for none."""
+        if self.admin_token is not None or is_loopback(self.admin_address[0]):
+            return ""
+        return (
+            f"is open to other machines: each client that reaches {self.admin} reads /metrics and /explain. "
+            "Set admin_token, or listen on loopback (127.0.0.1:8190)"
+        )
 
     @model_validator(mode="before")
     @classmethod

@@ -74,22 +74,25 @@ def settings_from(struct: type) -> Callable[[type[S]], type[S]]:
                 raise ValidationError.from_exception_data(section.__name__, [details], hide_input=True) from None
             return made
 
-        own: dict[str, Any] = {name: field_of(one) for name, one in settings_of(struct).items()}
-        checks: dict[str, Any] = {"consistent": model_validator(mode="after")(_consistent)}
-        return create_model(
-            section.__name__, __base__=section, __doc__=section.__doc__, __module__=section.__module__,
-            __validators__=checks, **own,
-        )  # fmt: skip
+        own = {name: field_of(one) for name, one in settings_of(struct).items()}
+        return _extended(section, own, consistent=model_validator(mode="after")(_consistent))
 
     return with_settings
+
+
+def _extended(section: type[S], fields: dict[str, Any], **checks: Any) -> type[S]:
+    """Return the section with more fields and checks, under its own name."""
+    return create_model(
+        section.__name__, __base__=section, __doc__=section.__doc__, __module__=section.__module__,
+        __validators__=checks, **fields,
+    )  # fmt: skip
 
 
 def with_class(section: type[S]) -> type[S]:
     """Add the field `class`, a name that Python's syntax does not allow (`can_wait`)."""
     doc = "batch: served when other work leaves room (docs/batches.md)."
-    fields: dict[str, Any] = {"class": (Literal["interactive", "batch"], Field(default="interactive", description=doc))}
-    return create_model(
-        section.__name__, __base__=section, __doc__=section.__doc__, __module__=section.__module__, **fields
+    return _extended(
+        section, {"class": (Literal["interactive", "batch"], Field(default="interactive", description=doc))}
     )
 
 

@@ -76,7 +76,7 @@ class Principal:
         weight = tenant.weight if key.weight is None else key.weight
         more: dict[str, Any] = {"can_wait": can_wait(key), "counts_as": key.counts_as, "quota": key.quota}
         more |= {"group": tenant.group or "", "label": key.label or ""}
-        return cls(tenant.name, weight, key.apps, models, key.expires_s, _digest(key), **more)
+        return cls(tenant.name, weight, key.apps, models, key.expires_s, key.digest, **more)
 
     def may_ask(self, model: str) -> bool:
         """Return whether the key may ask for this model."""
@@ -179,7 +179,7 @@ class Keyring:
                 read.minted.append(minted)
                 keys = (KeyConfig(hash=hash_key(minted.key)),)
             for key in keys:
-                read.principals[_digest(key)] = Principal.of(tenant, key)
+                read.principals[key.digest] = Principal.of(tenant, key)
         return read
 
     def take_over(self, read: KeyHolders, *, open_access: bool) -> None:
@@ -330,10 +330,6 @@ def _log(what: str, keys: Sequence[Principal]) -> None:
         )
     if len(keys) > LOGGED_MAX:
         logger.info("keys that are not listed: %d; each %s", len(keys) - LOGGED_MAX, what)
-
-
-def _digest(key: KeyConfig) -> bytes:
-    return bytes.fromhex(key.hash.removeprefix("sha256:"))
 
 
 def _nobody(quotas: Mapping[str, ModelQuotasConfig]) -> None:

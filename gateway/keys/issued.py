@@ -117,17 +117,13 @@ async def _learn(table: KeyTable, keyring: Keyring, *, logs: bool) -> None:
             ignored.append(f"{key_hash[:16].decode()}... whose entry cannot be read")
             continue
         if not tenant:
-            revoked.add(_digest(key_hash))
+            revoked.add(key.digest)
         elif holder is None:
             ignored.append(f"{key_hash[:16].decode()}... of a tenant that this config does not have")
         else:
-            issued[_digest(key_hash)] = holder
+            issued[key.digest] = holder
     if ignored:
         logger.warning(
             "%d entries of the table of keys (%s) are ignored, such as %s", len(ignored), table.place, ignored[0],
         )  # fmt: skip
     keyring.learn(issued, revoked, logs=logs)
-
-
-def _digest(key_hash: bytes) -> bytes:
-    return bytes.fromhex(key_hash.removeprefix(b"sha256:").decode())

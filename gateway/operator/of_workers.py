@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, NamedTuple
@@ -14,11 +15,12 @@ from typing import Any, Final, NamedTuple
 import aiohttp
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.utils import floatToGoString
 from yarl import URL
 
 from gateway.config.model import Config
+from gateway.operator.admin_listener import StateView, health, ready
 from gateway.operator.guard import guard
-from gateway.operator.merged_metrics import merged
 from gateway.operator.page.files import page
 from gateway.operator.snapshots.snapshot import (
     NO_ANSWER,
@@ -28,7 +30,7 @@ from gateway.operator.snapshots.snapshot import (
     grouped_by_text,
     state_of,
 )
-from gateway.operator.views import StateView, health, ready
+from gateway.telemetry.metric_families import FAMILIES, LEAST, MOST, SUM
 from gateway.telemetry.recent_requests import ENDS_MAX, RecentRequests
 
 ANSWER_S: Final = 2.5
@@ -38,6 +40,9 @@ worker is not asked again, so a hanging worker delays one caller and not all in 
 CHANGE_S: Final = 60.0
 """Seconds for a change: a reload asks new engines for their state, and a database may take long."""
 ANSWER_BYTES_MAX: Final = 64 << 20
+as_text: Callable[[float], str] = floatToGoString
+_OF_PROCESSES: Final = {"process_max_fds": LEAST, "process_start_time_seconds": LEAST}
+"""Merge rules for process metrics of the client library; its other metrics are added up."""
 
 
 class WorkerAnswer(NamedTuple):
@@ -51,21 +56,13 @@ class WorkerAnswer(NamedTuple):
 class Workers:
     """Client of all workers' admin sockets, which merges their snapshots (`SnapshotSource`).
 
-    The hub and self-service use it. Workers with `state.redis_url` know the whole: the first that answers is enough.
+    The hub and self-service use it. With `state.redis_url` nobody asks for snapshots: each worker knows the whole.
     """
 
-    def __init__(
-        self, config: Config, sockets: Sequence[str], *, port: int, has_reloaded: Callable[[], None],
-        ends_max: int | None = None,
-    ) -> None:  # fmt: skip
-        """Take the workers' `sockets`, the `port` for clients, and `ends_max`, the number of ends to remember.
-
-        `has_reloaded` is called after one worker has taken over a new config, so that the others follow.
-        """
+    def __init__(self, config: Config, sockets: Sequence[str], ends_max: int | None = None) -> None:
+        """Take the workers' `sockets`, and `ends_max`, the number of ends to remember."""
         self.config = config
         self._gathered = SnapshotMerger(ends_max or ENDS_MAX * len(sockets))
-        self.port = port
-        self.has_reloaded = has_reloaded
         self._sockets = sockets
         self._late: dict[int, asyncio.Task[WorkerAnswer]] = {}
         """Requests that a worker has not answered in time, by worker."""
@@ -117,39 +114,21 @@ class Workers:
     async def snapshot(self) -> GatewaySnapshot:
         async with self._turn:  # In turn, so that each end is fetched once.
             known = self._gathered.known
-            asked = [f"/snapshot?ends={known[f'worker {index}']}" for index in range(len(self._sockets))]
-            if self.config.state.redis_url is None:
-                answers = await asyncio.gather(*(self.ask(index, path) for index, path in enumerate(asked)))
-            else:
-                answers = [await self._of_replicas(asked)]
+            answers = await asyncio.gather(
+                *(self.ask(at, f"/snapshot?ends={known[f'worker {at}']}") for at in range(len(self._sockets)))
+            )
             found = [(one.name, *decoded(one.content)) for one in answers if one.status == 200]
             if not found:
-                return GatewaySnapshot(0.0, ["no worker answers"], None, self.port, [])
-            whole = self._gathered.take(found, [one.name for one in answers if one.status != 200])
-        whole.port = self.port
-        return whole
-
-    async def _of_replicas(self, asked: Sequence[str]) -> WorkerAnswer:
-        """Return the first worker's answer, which covers all replicas.
-
-        A worker that restarted, or that was not asked before, sends all the ends that it knows, so the old ones are
-        dropped.
-        """
-        for index, path in enumerate(asked):
-            answer = await self.ask(index, path)
-            if answer.status == 200:
-                known = self._gathered.known
-                if answer.name not in known or decoded(answer.content)[2] < known[answer.name]:
-                    self._gathered = SnapshotMerger(ENDS_MAX * len(self._sockets))
-                return answer
-        return answer
+                return GatewaySnapshot(0.0, ["no worker answers"], None, 0, [])
+            return self._gathered.take(found, [one.name for one in answers if one.status != 200])
 
 
 class _Answers:
     """Handlers that ask the workers and merge their answers."""
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: Workers, has_reloaded: Callable[[], None]) -> None:
         self._workers = workers
+        self._has_reloaded = has_reloaded
 
     async def ready(self, request: web.Request) -> web.Response:
         readiness = [(one.name, _ready(one)) for one in await self._workers.ask_all("/ready")]
@@ -182,8 +161,9 @@ class _Answers:
 
     async def any_knows(self, request: web.Request) -> web.Response:
         """Pass on the answer of the first worker that answers: all would give an equal answer."""
+        within_s = ANSWER_S if request.path == "/state" else CHANGE_S
         for index in range(self._workers.config.workers):
-            answer = await self._workers.ask(index, request.raw_path, method=request.method, within_s=CHANGE_S)
+            answer = await self._workers.ask(index, request.raw_path, method=request.method, within_s=within_s)
             if answer.status:
                 return _passed(answer)
         return _nobody()
@@ -192,7 +172,7 @@ class _Answers:
         """Reload at one worker; if it takes over the config, all other workers follow."""
         answer = await self.any_knows(request)
         if answer.status == 200:
-            self._workers.has_reloaded()
+            self._has_reloaded()
         return answer
 
     async def drain(self, request: web.Request) -> web.Response:
@@ -210,9 +190,12 @@ class _Answers:
         return web.json_response(answer)
 
 
-def workers_app(workers: Workers) -> web.Application:
-    """Return the admin app of a gateway with several workers."""
-    answers = _Answers(workers)
+def workers_app(workers: Workers, has_reloaded: Callable[[], None]) -> web.Application:
+    """Return the admin app of a gateway with several workers.
+
+    `has_reloaded` is called after one worker has taken over a new config, so that the others follow.
+    """
+    answers = _Answers(workers, has_reloaded)
     app = web.Application(middlewares=[guard(lambda: workers.config)])
     app.add_routes(
         [
@@ -224,7 +207,9 @@ def workers_app(workers: Workers) -> web.Application:
             web.post("/drain/{backend:.+}", answers.drain),
             web.post("/resume/{backend:.+}", answers.drain),
             web.get("/usage", answers.any_knows),
-            web.get("/state", StateView(workers).answer),
+            web.get(
+                "/state", StateView(workers).answer if workers.config.state.redis_url is None else answers.any_knows
+            ),
             *page(),
         ]
     )
@@ -244,3 +229,39 @@ def _passed(answer: WorkerAnswer | None) -> web.Response:
 
 def _nobody() -> web.Response:
     return web.json_response({"error": "no worker answers: see /ready, and the log"}, status=503)
+
+
+def merged(pages: Sequence[str]) -> str:
+    """Merge pages in the Prometheus text format without timestamps. Lines that do not parse are left out.
+
+    Counters are added up, and so are gauges of what each worker holds by itself. A gauge of what all workers see alike
+    takes the largest or the smallest value, so that one worker in a bad state is enough to show it.
+    """
+    comments: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    values: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for text in pages:
+        name = ""
+        for line in text.splitlines():
+            if line.startswith("# HELP "):
+                name = line.split(" ", 3)[2]
+            if line.startswith("#"):
+                comments[name][line] = None
+                continue
+            series, _, number = line.rpartition(" ")
+            try:
+                value = float(number)
+            except ValueError:
+                continue
+            known = values[name].get(series)
+            values[name][series] = value if known is None else _one(name, known, value)
+    return "".join(
+        f"{line}\n"
+        for name, lines in comments.items()
+        for line in (*lines, *(f"{series} {as_text(value)}" for series, value in values[name].items()))
+    )
+
+
+def _one(name: str, known: float, value: float) -> float:
+    family = FAMILIES.get(name)
+    rule = family.merged if family is not None else _OF_PROCESSES.get(name, SUM)
+    return max(known, value) if rule == MOST else min(known, value) if rule == LEAST else known + value

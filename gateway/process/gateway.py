@@ -31,6 +31,7 @@ from gateway.keys.identity import Keyring, MintedKey
 from gateway.keys.issued import Follower, KeyTable
 from gateway.keys.stored_responses import StoredResponses
 from gateway.operator.admin_listener import admin_app, admin_runner, worker_app
+from gateway.operator.operated import Reloader
 from gateway.operator.self_service.self_service import SelfService
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, snapshot_of
 from gateway.pool.engine_addresses import Resolver, resolve
@@ -39,7 +40,6 @@ from gateway.pool.pool import Pool
 from gateway.pool.pools import CannotTakeOver, Pools, deployments_of
 from gateway.pool.shared import Shared
 from gateway.process.listener_limits import server_limits
-from gateway.process.reloading import Reloader
 from gateway.process.sharing import replicate, store_of
 from gateway.proxy.batches.batch_lane import BatchLane
 from gateway.proxy.exchange import Exchange

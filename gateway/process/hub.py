@@ -40,12 +40,12 @@ USAGE_S: Final = 2.0
 RETRY_S: Final = 1.0
 
 
-async def serve_hub(config: Config, load: Callable[[], Config] | None, port: int, child: Child) -> None:
+async def serve_hub(config: Config, load: Callable[[], Config] | None, child: Child) -> None:
     """Run the hub process: sync rounds for the workers, and the admin listener.
 
     After the supervisor's death, wait for the workers for at most `drain_s + LINGER_S`, then exit the process.
 
-    `load`: reads the config again. `port`: port of the workers for clients.
+    `load`: reads the config again.
     """
     from gateway.process.supervisor import reloaded
 
@@ -60,12 +60,7 @@ async def serve_hub(config: Config, load: Callable[[], Config] | None, port: int
     continuing = Background().start(continue_quotas(config, server, is_first=child.lives == 1))
     await asyncio.wait({continuing}, timeout=USAGE_S)
     await server.listen(exchange)
-    workers = Workers(
-        config,
-        [run_directory.worker(index) for index in range(run_directory.workers)],
-        port=port,
-        has_reloaded=lambda: os.kill(supervisor, signal.SIGHUP),
-    )
+    workers = Workers(config, [run_directory.worker(index) for index in range(run_directory.workers)])
 
     def reload() -> None:
         workers.config = reloaded(workers.config, load)
@@ -73,7 +68,7 @@ async def serve_hub(config: Config, load: Callable[[], Config] | None, port: int
     loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, reload))
     async with AsyncExitStack() as stack:
         await workers.open(stack)
-        runner = admin_runner(workers_app(workers))
+        runner = admin_runner(workers_app(workers, lambda: os.kill(supervisor, signal.SIGHUP)))
         await runner.setup()
         await web.SockSite(runner, admin).start()
         await orphaned.wait()

@@ -112,7 +112,6 @@ def supervise(
     serve: Serve,
     serve_hub: Serve,
     announce: Callable[[int, int], None],
-    log: Callable[[str], None],
     load: Callable[[], Config] | None = None,
 ) -> int:
     """Run a hub and `config.workers` processes of `serve` until SIGTERM or SIGINT. Return the exit status.
@@ -146,19 +145,12 @@ def supervise(
             Child(f"worker {index}", serve, WorkerSlot(index, run_directory), own, liveness_pipe)
             for index, own in enumerate(listeners)
         ]
-        return _supervised(config, hub, workers, held, log, load)
+        return _supervised(config, hub, workers, held, load)
     finally:
         run_directory.end()
 
 
-def _supervised(
-    config: Config,
-    hub: Child,
-    workers: list[Child],
-    held: int,
-    log: Callable[[str], None],
-    load: Callable[[], Config] | None,
-) -> int:
+def _supervised(config: Config, hub: Child, workers: list[Child], held: int, load: Callable[[], Config] | None) -> int:
     """Supervise until the end. Return the exit status."""
     children = [hub, *workers]
     status, ending, kill_s = 0, False, float("inf")
@@ -180,10 +172,10 @@ def _supervised(
             config = reloaded(config, load)
             _signal(children, signal.SIGHUP)
         stopped = received is not None and received.si_signo in (signal.SIGTERM, signal.SIGINT)
-        failed = _reap(children, log, expected=ending)
+        failed = _reap(children, expected=ending)
         if stopped and not ending:
             systemd.notify("STOPPING=1")
-            log(f"draining for at most {config.drain_s:g} s; a second signal ends at once")
+            _log(f"draining for at most {config.drain_s:g} s; a second signal ends at once")
         if stopped or failed:
             status = failed or status
             ending = True
@@ -269,7 +261,7 @@ def _start(child: Child, children: list[Child], config: Config, held: int) -> No
         os._exit(status)
 
 
-def _reap(children: list[Child], log: Callable[[str], None], *, expected: bool) -> int:
+def _reap(children: list[Child], *, expected: bool) -> int:
     """Record the workers that ended and schedule their restarts. Return the exit status of a worker that could not
     serve."""
     failed = 0
@@ -289,7 +281,7 @@ def _reap(children: list[Child], log: Callable[[str], None], *, expected: bool) 
         child.pause_s = 0.0 if lived_long else min(max(RESTART_S, 2 * child.pause_s), RESTART_S_MAX)
         child.due_s = now + child.pause_s
         how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-        log(f"{child.name} {how}; started again in {child.pause_s:g} s")
+        _log(f"{child.name} {how}; started again in {child.pause_s:g} s")
     return failed
 
 
@@ -297,3 +289,7 @@ def _signal(children: list[Child], number: signal.Signals) -> None:
     for child in children:
         if child.pid:
             os.kill(child.pid, number)
+
+
+def _log(text: str) -> None:
+    print(f"fairgate: {text}", file=sys.stderr, flush=True)

@@ -31,13 +31,11 @@ class LogWriter:
     def __init__(self, what: str, target: str | int) -> None:
         """Open the target: STDOUT, STDERR, or a file to append to, for its owner only. `what`: name of the lines."""
         self._what = what
-        self._is_pipe = isinstance(target, int)
         self._path = None if isinstance(target, int) else target
+        """Path of the file; None for a pipe."""
         if isinstance(target, int):
             (sys.stderr if target == STDERR else sys.stdout).flush()  # earlier prints come first
-            self._descriptor = target
-        else:
-            self._descriptor = _open_for_append(target)
+        self._descriptor = target if isinstance(target, int) else _open_for_append(target)
         self._batches: SimpleQueue[tuple[bytes, int] | None] = SimpleQueue()
         self._taking = threading.RLock()  # a collection of garbage may log while it is held
         self._taken_bytes = self._done_bytes = 0
@@ -72,7 +70,7 @@ class LogWriter:
             if worker.is_alive():
                 self._is_abandoned = True  # the descriptor stays open for the thread that is stuck in it
                 return
-        if not self._is_pipe:
+        if self._path is not None:
             os.close(self._descriptor)
 
     def _run(self) -> None:
@@ -117,7 +115,7 @@ class LogWriter:
 
     def _write(self, lines: bytes) -> None:
         """Write all bytes, however long the reader takes. Raise OSError."""
-        for piece in _pipe_writes(lines) if self._is_pipe else (lines,):
+        for piece in _pipe_writes(lines) if self._path is None else (lines,):
             at = 0
             while at < len(piece):
                 try:

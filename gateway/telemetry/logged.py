@@ -11,7 +11,7 @@ from typing import Any, Final
 from gateway.telemetry.log_line import Line, decode_line
 from policies.admission.explanation import OF_REFUSAL, dispatched_in_words, in_seconds, sentence, waited_in_words
 from policies.capacity.obstacle import Obstacle
-from simulation.statistics import percentile
+from simulation.statistics import quantiles
 from simulation.traces.lines import read_lines, readable_bytes
 
 ENDED: Final = {"abandoned": "was left by its client", "refused": "was refused"}
@@ -85,9 +85,9 @@ class LogExcerpt:
             "requests": len(lines),
             "outcomes": dict(Counter(line.outcome for line in lines).most_common()),
             "reasons": dict(Counter(_why(line) for line in lines if line.outcome in FAILED).most_common()),
-            "queue_s": _quantiles([line.queue_ms for line in lines]),
-            "ttft_s": _quantiles([line.ttft_ms for line in lines if line.ttft_ms is not None]),
-            "total_s": _quantiles([line.total_ms for line in lines]),
+            "queue_s": quantiles([line.queue_ms / 1000 for line in lines], 50, 95),
+            "ttft_s": quantiles([line.ttft_ms / 1000 for line in lines if line.ttft_ms is not None], 50, 95),
+            "total_s": quantiles([line.total_ms / 1000 for line in lines], 50, 95),
             "queue_part": sum(line.queue_ms for line in lines) / total_ms if total_ms else 0.0,
             "waited_s": self._waited_s(),
             "ahead": dict(self.ahead.most_common()),
@@ -138,11 +138,6 @@ class LogExcerpt:
 def _why(line: Line) -> str:
     """Return the reason, with the engine if there is one: no_backend, or backend_failed at gpu-1."""
     return f"{line.reason} at {line.backend}" if line.backend else line.reason
-
-
-def _quantiles(ms: Sequence[float]) -> dict[str, float] | None:
-    ordered = sorted(ms)
-    return {f"p{part:.0f}": percentile(ordered, part / 100) / 1000 for part in (50.0, 95.0)} if ordered else None
 
 
 def _merged(waits: Iterator[tuple[float, float]]) -> tuple[list[float], list[float]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import astuple, fields
 from math import isfinite
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.telemetry.access_log import hidden
 from gateway.usage.counts import HOUR_S, OTHER_USERS, OTHERS, Sums, UsageTotals
@@ -38,15 +38,12 @@ _USED = (
 )
 
 
-class Batch:
+class Batch(NamedTuple):
     """Usage that one gateway writes at once. `number` identifies it: the gateway's requests up to its end."""
 
-    __slots__ = ("number", "sums", "writer")
-
-    def __init__(self, writer: str, number: int, sums: Sums) -> None:
-        self.writer = writer
-        self.number = number
-        self.sums = sums
+    writer: str
+    number: int
+    sums: Sums
 
 
 def _rows(sums: Sums) -> dict[tuple[object, ...], list[int]]:

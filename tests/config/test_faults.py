@@ -14,7 +14,6 @@ from gateway.config.load import (
     FILE_BYTES_MAX,
     ConfigError,
     Fault,
-    Overrides,
     config_for_backends,
     load_config,
 )
@@ -282,13 +281,13 @@ usage: mysql://u:hunter2@h/x
 
 def test_the_command_line_has_the_same_faults() -> None:
     with pytest.raises(ConfigError) as caught:
-        config_for_backends(["http://gpu:8000/v1", "gpu"], Overrides(port=8190))
+        config_for_backends(["http://gpu:8000/v1", "gpu"], port=8190)
     assert [fault.path for fault in caught.value.faults] == [
         "pools[0].backends[0].url",
         "pools[0].backends[1].url",
     ]
     with pytest.raises(ConfigError, match=r"command line: admin: takes the port of listen \(127.0.0.1:8190\)"):
-        config_for_backends(["http://gpu:8000"], Overrides(port=8190))
+        config_for_backends(["http://gpu:8000"], port=8190)
     with pytest.raises(ConfigError, match=r"pools\[0\].backends: is empty; give at least one"):
         config_for_backends([])
 

@@ -16,7 +16,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.load import ConfigError, Overrides, config_for_backends, load_config
+from gateway.config.load import ConfigError, config_for_backends, load_config
 from gateway.config.model import Config, json_schema
 from gateway.config.section import filled
 from gateway.config.sections.apps import InteractionRules
@@ -120,7 +120,7 @@ pools:
 
 
 def test_backends_are_enough_for_a_configuration() -> None:
-    config = config_for_backends(["http://gpu:8000/", "https://gpu2/base"], Overrides(host="::1", port=8000))
+    config = config_for_backends(["http://gpu:8000/", "https://gpu2/base"], host="::1", port=8000)
     (pool,) = config.pools
     assert config.open_access
     assert config.listen_addresses == [("::1", 8000)]

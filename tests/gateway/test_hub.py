@@ -18,8 +18,7 @@ import pytest
 from prometheus_client.metrics_core import GaugeMetricFamily
 
 from gateway.config.model import Config
-from gateway.operator.merged_metrics import merged
-from gateway.operator.of_workers import Workers
+from gateway.operator.of_workers import Workers, merged
 from gateway.operator.snapshots.of_replicas import Replicas
 from gateway.process.hub import continue_quotas
 from gateway.process.supervisor import unix_listener
@@ -27,12 +26,16 @@ from gateway.storage.hub.exchange_server import CONNECTIONS_PER_WORKER, Exchange
 from gateway.storage.hub.hub_store import HubStore
 from gateway.storage.hub.run_directory import RunDirectory, WorkerSlot
 from gateway.storage.hub.wire import FRAME_BYTES_MAX
+from gateway.storage.redis.redis_connection import PUBLISHED_BYTES_MAX
 from gateway.storage.store import ALL_POOLS, Store
 from gateway.telemetry.background import Background
+from gateway.telemetry.ends import End
 from gateway.telemetry.metric_families import FAMILIES
+from gateway.telemetry.recent_requests import ENDS_MAX, RecentRequests
 from gateway.usage.counts import UsageTotals
 from gateway.usage.database import Database
 from gateway.usage.written import Batch, add
+from policies.capacity.obstacle import Obstacle
 from policies.replicas.messages import ReplicaReport
 from policies.replicas.schedule import DEADLINE_S
 from tests.gateway.capture import Upstream, replies
@@ -249,7 +252,7 @@ async def test_a_worker_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
         paths = [str(tmp_path / name) for name in ("hung", "well")]
         for path, worker in zip(paths, (hung, well), strict=True):
             await stack.enter_async_context(await asyncio.start_unix_server(worker.serve, path))
-        workers = Workers(Config.model_validate(CONFIG), paths, port=1, has_reloaded=lambda: None)
+        workers = Workers(Config.model_validate(CONFIG), paths)
         await workers.open(stack)
         assert (await workers.ask(0, "/x", within_s=0.01)).status == 0
         for _ in range(50):  # tenants, one after the other
@@ -283,6 +286,7 @@ class Channel:
         await asyncio.Event().wait()
 
     async def publish(self, pool: str, content: bytes) -> int:
+        assert len(content) < PUBLISHED_BYTES_MAX
         for each in self._channel:
             if each.is_hung:
                 each.unheard.append(content)
@@ -327,4 +331,26 @@ async def test_a_replica_that_hangs_is_waited_for_once(start: Starter, monkeypat
             answers = stores[0].heard + len(stores[1].unheard)
             stores[1].continue_quotas()
             await until(lambda answers=answers: stores[0].heard >= answers)  # type: ignore[misc]
+        await background.stop()
+
+
+async def test_what_a_busy_replica_tells_fits_into_a_message(start: Starter) -> None:
+    channel: list[Channel] = []
+    background, name = Background(), "n" * 128
+    waited_s = {f"{obstacle}": 1.5 for obstacle in Obstacle}
+    longest = End(
+        name, name, 1.5, "completed", "", 1.5, 1.5, 1.5, 1.5, name, name, name, name, waited_s, 1.5, 1 << 20, 1 << 20
+    )
+    async with Upstream(replies(b"")) as upstream, start(upstream.url) as one, start(upstream.url) as two:
+        busy = two.gateway.recent = RecentRequests(4 * ENDS_MAX)
+        busy.add_reported([longest] * (2 * ENDS_MAX))
+        asking, _ = both = [
+            Replicas(live.gateway, cast(Store, Channel(name, channel)), background, "")
+            for name, live in (("one", one), ("two", two))
+        ]
+        for each in both:
+            background.start(each.listen())
+        await until(lambda: all(store.hears for store in channel))
+        assert not (await asking.snapshot()).not_ready
+        assert len(asking.recent.latest(3 * ENDS_MAX)) == ENDS_MAX
         await background.stop()

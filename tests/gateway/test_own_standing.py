@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gateway.config.sections.keys import hash_key
-from gateway.operator.self_service.own_page import PATH
+from gateway.operator.self_service.self_service import PAGE
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import CHAT, Answer, Live, Simulated, Starter, chat, simulated, until
 from tests.kit.browser import CHROMIUM, expect, window
@@ -84,14 +84,14 @@ async def test_a_tenant_sees_its_place_its_limits_and_its_requests_and_nothing_o
 async def test_only_a_key_that_is_known_sees_anything_but_the_files_of_the_page(start: Starter) -> None:
     async with live_before_engine(start) as (_, live):
         assert [(await live.get("/fairgate/me", key=key)).status for key in ("key-of-nobody", None)] == [401, 401]
-        for path in (PATH, f"{PATH}/me.js", f"{PATH}/page.css"):
+        for path in (PAGE, f"{PAGE}/me.js", f"{PAGE}/page.css"):
             got = await live.get(path, key=None)
             assert got.status == 200
             assert "script-src 'self'" in got.headers["content-security-policy"]
             assert b"alice" not in got.body
-        for path in ("/fairgate/you", f"{PATH}/index.html"):
+        for path in ("/fairgate/you", f"{PAGE}/index.html"):
             assert (await live.get(path, key="key-of-alice")).status == 404
-        for path in ("/fairgate/me", PATH):
+        for path in ("/fairgate/me", PAGE):
             assert (await live.ask(path, {}, key="key-of-alice")).status == 405
 
 
@@ -217,7 +217,7 @@ async def test_the_page_asks_for_a_key_and_shows_what_is_its_own(start: Starter)
     async with live_before_engine(start) as (_, live), window(quiet=False) as seen:
         for key in ("key-of-alice", "key-of-mallory"):
             assert (await live.ask(CHAT, chat(max_tokens=4), key=key)).status == 200
-        await seen.page.goto(live.url + PATH)
+        await seen.page.goto(live.url + PAGE)
         await seen.shows("#link", "needs your key")
         await seen.is_accessible()
         for key, says in (("a-wrong-key", "This gateway does not accept the key."), ("key-of-alice", "")):

@@ -90,8 +90,8 @@ async def test_pages_share_a_document_that_costs_much_for_longer_and_who_asks_al
     start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def share(at_least_s: float, cost_max: float) -> None:
-        monkeypatch.setattr("gateway.operator.views.SHARED_S", at_least_s)
-        monkeypatch.setattr("gateway.operator.views.COST_MAX", cost_max)
+        monkeypatch.setattr("gateway.operator.admin_listener.SHARED_S", at_least_s)
+        monkeypatch.setattr("gateway.operator.admin_listener.COST_MAX", cost_max)
 
     async with simulated() as sim, start(sim.url, tenants=tenants("t")) as live:
 

@@ -21,7 +21,7 @@ import aiohttp
 import pytest
 
 from gateway.config import machine
-from gateway.config.load import Overrides, load_config
+from gateway.config.load import load_config
 from gateway.config.memory_bounds import MEMORY_MAX_LEAST
 from gateway.config.model import Config
 from gateway.process.supervisor import share_of
@@ -115,7 +115,7 @@ config = Config.model_validate({
     "workers": 2, "listen": "127.0.0.1:0", "admin": "127.0.0.1:0",
     "pools": [{"name": "p", "backends": [{"url": "http://a:1"}]}],
 })
-sys.exit(supervise(config, serve, serve, lambda *ports: None, lambda line: None))
+sys.exit(supervise(config, serve, serve, lambda *ports: None))
 """
 
 
@@ -179,7 +179,7 @@ def test_auto_is_a_worker_for_each_core_that_may_be_used(
     monkeypatch.setattr(machine, "QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(affinity)))
     path = config_file(tmp_path, "http://127.0.0.1:1", workers="auto")
-    assert load_config(path).workers == load_config(path, Overrides(workers="auto")).workers == expected
+    assert load_config(path).workers == load_config(path, workers="auto").workers == expected
     assert load_config(config_file(tmp_path, "sim:demo", workers="auto")).workers == 1, "an engine is in one process"
 
 

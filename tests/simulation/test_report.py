@@ -20,8 +20,9 @@ from backends.simulated.engine_profiles import profile
 from gateway.commands.main import main
 from lab import public_traces
 from simulation.measured import measured
-from simulation.replay import OTHERS, Percentiles, ReplayResult, TenantResult, replay_under
+from simulation.replay import OTHERS, ReplayResult, TenantResult, replay_under
 from simulation.report import ReplayReport, as_json, as_text
+from simulation.statistics import quantiles
 from simulation.traces.reader import Trace
 from simulation.verdict import compared, named, verdict
 from tests.commands import FAIRGATE
@@ -87,7 +88,8 @@ def test_json_has_every_number(replayed: ReplayReport) -> None:
     assert document["trace"]["requests"] == 215
     assert [each["policy"] for each in document["policies"]] == ["fcfs", "vtc"]
     for found, results in zip(document["policies"], replayed.results, strict=True):
-        assert found["ttft_s"] == {name: getattr(results.ttft_s, name) for name in ("p50", "p95", "p99")}
+        assert found["ttft_s"] == results.ttft_s
+        assert set(found["ttft_s"]) == {"p50", "p95", "p99"}
         assert {each["name"] for each in found["tenants"]} == set(found["service"]) == {"batch", "people", "agents"}
         assert [tuple(point) for point in found["gap"]] == list(results.gap)
 
@@ -121,7 +123,7 @@ def test_runs_before_several_numbers_of_engines_are_told_apart(replayed: ReplayR
 
 
 def seen_by(policy: str, **fields: object) -> ReplayResult:
-    ttft_s = Percentiles(0.1234, 5.678, 90.12)
+    ttft_s = {"p50": 0.1234, "p95": 5.678, "p99": 90.12}
     tenant = TenantResult("a", 2.0, 10, 7, 1234.0, ttft_s)
     base = ReplayResult(
         policy, 2, 10, 7, {"queue_full": 3}, ttft_s, 100.0, 50.0, None, 0.0, 1, 2, 9.0, [tenant], {"a": []}, []
@@ -160,8 +162,8 @@ def test_a_load_that_never_fills_the_engines_is_said_first(
 
 
 def test_a_request_without_any_token_has_no_percentiles() -> None:
-    assert Percentiles.of([]) is None
-    assert Percentiles.of([3.0, 1.0, 2.0]) == Percentiles(2.0, 3.0, 3.0)
+    assert quantiles([], 50) is None
+    assert quantiles([3.0, 1.0, 2.0], 50, 95, 99) == {"p50": 2.0, "p95": 3.0, "p99": 3.0}
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,7 @@ def test_the_documentation_shows_what_the_command_prints() -> None:
 
 
 def of_tenant(name: str, p95_s: float | None, *, requests: int = 100, completed: int | None = None) -> TenantResult:
-    ttft_s = None if p95_s is None else Percentiles(p95_s / 2, p95_s, p95_s)
+    ttft_s = None if p95_s is None else {"p50": p95_s / 2, "p95": p95_s, "p99": p95_s}
     return TenantResult(name, 1.0, requests, requests if completed is None else completed, 1.0, ttft_s)
 
 

@@ -101,6 +101,11 @@ class KeyConfig(Section):
     """Time of creation, written by `fairgate keys create`."""
 
     @property
+    def digest(self) -> bytes:
+        """The hash as bytes."""
+        return bytes.fromhex(self.hash.removeprefix("sha256:"))
+
+    @property
     def counts_as(self) -> str:
         """Name under which the key's quota is counted."""
         return (self.counted_as or self.hash).removeprefix("sha256:")

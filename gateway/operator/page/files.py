@@ -5,6 +5,8 @@ They hold no secret, so they are served without the token. The page sends the to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -38,11 +40,13 @@ PAGE_PATHS: Final = frozenset(_FILES)
 
 def page() -> list[web.RouteDef]:
     """Return one route for each file."""
-    return [_route(path, file.read_bytes(), TYPES[file.suffix]) for path, file in _FILES.items()]
+    return [web.get(path, partial(_file, *found)) for path, found in contents(_FILES).items()]
 
 
-def _route(path: str, body: bytes, content_type: str) -> web.RouteDef:
-    async def file(request: web.Request) -> web.Response:
-        return web.Response(body=body, headers={"content-type": content_type, **HEADERS})
+def contents(files: Mapping[str, Path]) -> dict[str, tuple[dict[str, str], bytes]]:
+    """Return the header fields and the body of each file, by its path in URLs."""
+    return {path: ({"content-type": TYPES[file.suffix], **HEADERS}, file.read_bytes()) for path, file in files.items()}
 
-    return web.get(path, file)
+
+async def _file(headers: dict[str, str], body: bytes, request: web.Request) -> web.Response:
+    return web.Response(body=body, headers=headers)

@@ -9,13 +9,14 @@ import asyncio
 import time
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 from gateway.operator.of_workers import Workers
 from gateway.operator.operated import OperatedGateway
-from gateway.operator.self_service.own_page import own_page
+from gateway.operator.page.files import FOLDER, contents
 from gateway.operator.self_service.own_standing import Data, RecentService, own_standing
-from gateway.operator.snapshots.snapshot import SnapshotSource
+from gateway.operator.snapshots.snapshot import SnapshotSource, samples
 from gateway.operator.snapshots.spans import PoolSample, shares_due, sums
 from gateway.proxy.background_handler import BackgroundHandler
 from gateway.proxy.pipeline import Pipeline
@@ -28,6 +29,13 @@ from gateway.usage.counts import OTHERS
 from gateway.usage.thread import CLOSE_S, DatabaseThread
 from gateway.usage.usage_report import read_own
 
+PAGE: Final = "/fairgate/me/page"
+_OWN: Final = Path(__file__).parent / "page"
+_FILES: Final = {PAGE: _OWN / "me.html", f"{PAGE}/me.js": _OWN / "me.js"} | {
+    f"{PAGE}/{name}": FOLDER / name
+    for name in ("page.css", "stream.js", "words.js", "requests.js", "usage.js", "icon.svg")
+}
+"""Files of the page of /fairgate/me, some of them the operator's. They hold no data: the page asks for the key."""
 RECENTLY_S: Final = 300.0
 AGAIN_S: Final = 5.0
 """Seconds after which the sums of all tenants are computed anew."""
@@ -47,7 +55,10 @@ class SelfService:
         self._summed_s = float("-inf")
         usage = gateway.config.usage
         self._database = DatabaseThread(usage) if usage is not None else None
-        pipeline.files = own_page()
+        pipeline.files = {
+            path: ([(name.encode(), value.encode()) for name, value in fields.items()], body)
+            for path, (fields, body) in contents(_FILES).items()
+        }
         pipeline.late[RouteKind.ME] = self._late.begin
 
     async def open(self) -> None:
@@ -56,9 +67,7 @@ class SelfService:
         if slot is not None and gateway.replicas is None:
             sockets = [slot.run_directory.worker(index) for index in range(slot.run_directory.workers)]
             ends_max = min(ENDS_MAX, gateway.config.bounds.of("ends"))
-            self._source = workers = Workers(
-                gateway.config, sockets, port=gateway.port, has_reloaded=lambda: None, ends_max=ends_max
-            )
+            self._source = workers = Workers(gateway.config, sockets, ends_max)
             await workers.open(self._stack)
 
     async def close(self) -> None:
@@ -89,10 +98,8 @@ class SelfService:
     async def _sum_up(self) -> RecentService:
         """Return what all tenants received lately."""
         snapshot = await self._source.snapshot()
-        now, (ends, covered_s) = snapshot.at_s, self._source.recent.within(time.monotonic(), RECENTLY_S)
-        samples = [PoolSample(pool.pool, now, ends, pool.running, pool.waiting) for pool in snapshot.pools]
-        window_s = min(RECENTLY_S, covered_s)
-        shares = await asyncio.to_thread(lambda: {one.pool: _shares_of(one, window_s) for one in samples})
+        pools, window_s = samples(snapshot, self._source.recent, RECENTLY_S)
+        shares = await asyncio.to_thread(lambda: {pool.pool: _shares_of(one, window_s) for pool, one in pools})
         return RecentService(snapshot.pools, window_s, shares)
 
 

@@ -137,7 +137,8 @@ class Replicas:
     async def _answer(self, asked: _ReplicaMessage) -> None:
         gateway, store = self._gateway, self._store
         found, recent = snapshot_of(gateway), gateway.recent
-        content = encoded(found, recent.latest_after(asked.known.get(self._name, 0)), recent.count)
+        ends = recent.latest_after(asked.known.get(self._name, 0))[-ENDS_MAX:]
+        content = encoded(found, ends, recent.count)
         message = _ReplicaMessage(
             store.replica, {}, to=asked.replica, name=self._name, content=content, epoch_s=store.epoch_s
         )

@@ -7,6 +7,7 @@ changes a decision. All times are on the monotonic clock, which all processes of
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 import msgspec
 from msgspec.structs import replace
 
-from gateway.operator.snapshots.spans import Running, running
+from gateway.operator.snapshots.spans import PoolSample, Running, running
 from gateway.telemetry.access_log import hidden
 from gateway.telemetry.ends import End
 from gateway.telemetry.recent_requests import RecentRequests
@@ -143,6 +144,16 @@ def snapshot_of(gateway: GatewayProcess) -> GatewaySnapshot:
     now = pools[0].dispatcher.clock() if pools else 0.0
     found = [_pool(pool) for pool in pools]
     return GatewaySnapshot(now, gateway.not_ready(), gateway.state(), gateway.port, found)
+
+
+def samples(
+    snapshot: GatewaySnapshot, recent: RecentRequests, window_s: float
+) -> tuple[list[tuple[PoolSnapshot, PoolSample]], float]:
+    """Return each pool with its requests, and the seconds within the window for which the ends are known."""
+    ends, covered_s = recent.within(time.monotonic(), window_s)
+    return [
+        (pool, PoolSample(pool.pool, snapshot.at_s, ends, pool.running, pool.waiting)) for pool in snapshot.pools
+    ], min(window_s, covered_s)
 
 
 def _pool(pool: Pool) -> PoolSnapshot:

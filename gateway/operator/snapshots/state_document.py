@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.operator.snapshots.snapshot import GatewaySnapshot, PoolSnapshot
+from gateway.operator.snapshots.snapshot import GatewaySnapshot, PoolSnapshot, samples
 from gateway.operator.snapshots.spans import PoolSample, TenantSums, shares_due, sums
 from gateway.telemetry.ends import End
 from gateway.telemetry.recent_requests import WINDOW_S, RecentRequests
@@ -42,11 +42,9 @@ def state(
 
     `config`: names the groups, and the tenants that asked for nothing; without it neither are listed.
     """
-    now, epoch_s = time.monotonic(), time.time() - time.monotonic()
-    ends, covered_s = recent.within(now, WINDOW_S)
-    pools = [(pool, PoolSample(pool.pool, snapshot.at_s, ends, pool.running, pool.waiting)) for pool in snapshot.pools]
+    epoch_s = time.time() - time.monotonic()
+    pools, window_s = samples(snapshot, recent, WINDOW_S)
     ended = [ended_request(end, epoch_s) for end in recent.latest(ENDS_LISTED)]
-    window_s = min(WINDOW_S, covered_s)
     return lambda: {
         "at_s": round(time.time(), 1),
         "window_s": round(window_s, 1),

@@ -171,12 +171,15 @@ local function as_of_now(waiting, counters)
   return with_served(waiting, tenant - counters[1], flow - counters[2])
 end
 
+-- The stored list of this length; false if it is another value, or none.
+local function unpacked(packed, length)
+  local ok, values = pcall(cmsgpack.unpack, packed or '')
+  return ok and type(values) == 'table' and #values == length and values
+end
+
 -- The member that left last, among tenants ('') or among the flows of one tenant.
 local function left_last(among)
-  local ok, left = pcall(cmsgpack.unpack, redis.call('GET', KEYS[2] .. 'l:' .. among) or '')
-  if ok and type(left) == 'table' and #left == 4 then
-    return left
-  end
+  return unpacked(redis.call('GET', KEYS[2] .. 'l:' .. among), 4)
 end
 
 -- Return the floor of a member that arrives while no other of its kind waits at its own gateway: the least counter that
@@ -256,11 +259,6 @@ end
 -- Tallies ------------------------------------------------------------------------------------------------------------
 
 -- Each tally is a hash from the number of a bucket to its counts.
-local function counted(found, otherwise)
-  local ok, values = pcall(cmsgpack.unpack, found or '')
-  return ok and type(values) == 'table' and #values == 4 and values or otherwise
-end
-
 local function each_of(bucket)
   return string.format('%.0f', bucket)
 end
@@ -277,9 +275,9 @@ for i, tally in ipairs(tallies) do
   local found = redis.call('HMGET', key, unpack(fields))
   local reply = {}
   for at = 1, #fields - 1 do
-    reply[at] = counted(found[at], { 0, 0, 0, 0 })
+    reply[at] = unpacked(found[at], 4) or { 0, 0, 0, 0 }
   end
-  local sum = counted(found[#fields], base)
+  local sum = unpacked(found[#fields], 4) or base
   if not before or is_lost then
     for at = 1, 4 do
       sum[at] = math.max(sum[at], base[at])
@@ -309,10 +307,7 @@ local opened = {}
 for i, call in ipairs(calls) do
   local name, count, tokens, age_s, idle_s, is_over = unpack(call)
   local key = KEYS[2] .. 'i:' .. name
-  local ok, known = pcall(cmsgpack.unpack, redis.call('GET', key) or '')
-  if not ok or type(known) ~= 'table' or #known ~= 3 then
-    known = { 0, 0, 0 }
-  end
+  local known = unpacked(redis.call('GET', key), 3) or { 0, 0, 0 }
   if is_over then
     redis.call('DEL', key)
     opened[i] = cjson.null

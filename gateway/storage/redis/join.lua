@@ -18,40 +18,37 @@ if held and held ~= layout then
   return {'layout', held}
 end
 
-local mine = {}
+local mine, backends = {}, {}
 for i = 5, #ARGV do
-  mine[ARGV[i]] = true
+  mine[ARGV[i]], backends[i - 4] = true, ARGV[i]
 end
 
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local others, shares, theirs = 0, false, ''
-local function is_sound(member)
-  if type(member) ~= 'table' or type(member.expires_ms) ~= 'number' or type(member.policy) ~= 'string'
-    or type(member.backends) ~= 'table' then
-    return false
+
+-- Return a member's policy, its backends, and whether it has one of ours; nothing if it has expired. Fail if it is alien.
+local function read(member)
+  local known = cjson.decode(member)
+  local shared = false
+  for _, url in ipairs(known.backends) do
+    shared = shared or mine[url] == true
   end
-  for _, url in ipairs(member.backends) do
-    if type(url) ~= 'string' then
-      return false
-    end
+  if known.expires_ms > now_ms then
+    return known.policy .. '', table.concat(known.backends, ' '), shared
   end
-  return true
 end
+
 local members = redis.call('HGETALL', members_key)
 for i = 1, #members, 2 do
-  local ok, member = pcall(cjson.decode, members[i + 1])
-  if not ok or not is_sound(member) or member.expires_ms <= now_ms then
+  local ok, other_policy, urls, shared = pcall(read, members[i + 1])
+  if not (ok and other_policy) then
     redis.call('HDEL', members_key, members[i])
   elseif members[i] ~= replica then
-    if member.policy ~= policy then
-      return {'policy', member.policy}
+    if other_policy ~= policy then
+      return {'policy', other_policy}
     end
-    others = others + 1
-    theirs = table.concat(member.backends, ' ')
-    for _, url in ipairs(member.backends) do
-      shares = shares or mine[url] == true
-    end
+    others, theirs, shares = others + 1, urls, shares or shared
   end
 end
 if others > 0 and not shares then
@@ -59,10 +56,6 @@ if others > 0 and not shares then
 end
 
 redis.call('SET', layout_key, layout, 'NX')
-local backends = {}
-for i = 5, #ARGV do
-  backends[#backends + 1] = ARGV[i]
-end
 local member = cjson.encode({expires_ms = now_ms + ttl_ms, policy = policy, backends = backends})
 redis.call('HSET', members_key, replica, member)
 redis.call('PEXPIRE', members_key, ttl_ms)

@@ -46,8 +46,8 @@ WAITING_MAX = 16
 """Commands that wait for the connection. Only callers that gave up and called again exceed it."""
 SILENT_S = 5.0
 """Silence after which a subscription is probed; after as long again it is given up."""
-PUBLISHED_BYTES_MAX = 512 * 1024
-"""Bound on one message of other gateways. Ours is a tenth of it."""
+PUBLISHED_BYTES_MAX = 16 << 20
+"""Bound on one message of other gateways. The last `ENDS_MAX` ended requests with the longest names are below it."""
 
 _PASSES = {
     "LOADING", "BUSY", "OOM", "MISCONF", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "ASK", "MOVED",
