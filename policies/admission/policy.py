@@ -152,6 +152,7 @@ class Policy:
             depth = progress.cached_blocks = self.prefixes.depth(request.prefix, engine)
             progress.cached_tokens = tokens_of_blocks(depth, request.prefix, request.prompt_tokens)
             self.prefixes.insert(request.prefix, engine)
+            order.sent(request.prefix)
             if self._homes is not None:
                 self._homes.remove(request)
                 self._homes.sent(request.prefix)

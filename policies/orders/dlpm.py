@@ -16,8 +16,8 @@ next round as well. Then they wait until it fits, so nothing is overtaken for ev
 The order is kept in two levels of heaps. Each flow has a heap of its requests, ordered by the match that they had when
 they came. Flows and tenants are ordered by (round, best match). When a request reaches the top, its match is looked up
 again, and the request goes back if its prefix has been evicted. A dispatch makes the matches of its siblings longer:
-waiting requests with the same beginning, found by a few of their block hashes. Some of them are looked up again at the
-next `pop`. So a `pop` costs O(log flows + log requests of the flow), and never sorts the queue.
+waiting requests with the same beginning, found by a few of their block hashes. Some of them are looked up again at
+once. So a `pop` costs O(log flows + log requests of the flow), and never sorts the queue.
 
 Bound, at a gateway (theorem 4.1, with the dispatched tokens in place of the running batch): two tenants that are both
 backlogged over an interval receive extend service, per weight, that differs by at most 2 (U + Q), with
@@ -206,18 +206,9 @@ class Dlpm(CounterOrder):
         self._prefixes = prefixes if prefixes is not None else PrefixIndex()
         self._matched = _MatchedBacklog(self._prefixes, engine, flows_max=flows_max, quantum=params.quantum)
         super().__init__(params, flows_max, self._matched)
-        self._dispatched: Prefix = ()
-        """Prefix of the request dispatched last, which its engine is expected to have cached by now."""
 
     def beside(self, engine: str) -> Dlpm:
         return Dlpm(self._params, flows_max=self._flows_max, prefixes=self._prefixes, engine=engine)
 
-    def head(self) -> Request | None:
-        if self._dispatched:
-            self._matched.rematch_siblings(self._dispatched)
-            self._dispatched = ()
-        return self._matched.head()
-
-    def take(self, request: Request) -> None:
-        self._dispatched = request.prefix
-        self._matched.take(request)
+    def sent(self, prefix: Prefix) -> None:
+        self._matched.rematch_siblings(prefix)

@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from policies.limits.sliding_counts import SlidingCounts
+from policies.placements.prefix_index import Prefix
 from policies.plain_data import Learned
 from policies.queue.backlog import Backlog
 from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
@@ -103,6 +104,10 @@ class Order(ABC):
     @abstractmethod
     def take(self, request: Request) -> None:
         """Take out a queued request that is dispatched."""
+
+    def sent(self, prefix: Prefix) -> None:
+        """Note that an engine is expected to have a dispatched prompt with this prefix cached."""
+        return
 
     @abstractmethod
     def remove(self, request: Request, now: float) -> None:

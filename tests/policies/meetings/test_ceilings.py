@@ -145,6 +145,17 @@ def test_the_request_that_goes_next_by_its_prefix_is_the_one_that_wakes_its_tena
     assert [one.id for one in decisions] == [same.id], "it has room, though the older one has none"
 
 
+@pytest.mark.parametrize("policy", ["dlpm", "d2lpm"])
+def test_a_request_that_goes_next_since_its_prefix_was_sent_starts_in_the_same_event(policy: str) -> None:
+    engine = pool_of("e", policy=policy, slots=8, tree=tree({}, {"a": (ROOT, {"max_running": 2})}))
+    document = tuple(range(1, 9))
+    for one in (make_request("a"), make_request("a", sequences=2), make_request("c", prompt=100_000)):
+        engine.arrived(one, 0.0)
+    same, other = (make_request(tenant, prefix=document, prompt=128) for tenant in "ab")
+    went = [decision.id for one in (same, other) for decision in engine.arrived(one, 0.0)]
+    assert went == [other.id, same.id]
+
+
 def test_a_large_prompt_goes_to_the_engine_that_is_left_as_soon_as_the_larger_one_is_gone() -> None:
     engine = AdmissionEngine(named_policy("fairserve"))
     for name, tokens in (("large", 10_000), ("small", 1_000)):
