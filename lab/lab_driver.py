@@ -97,7 +97,7 @@ class LabDriver(Driver):
         request_id = record.arrival.id
         self.end(record, "cancelled", now)
         self.call(self.gateways[record.gateway], "cancelled", now, request_id)
-        self.at(now + self.network_s, partial(self.backends[backend].abort, request_id))
+        self.at(now + self.network_s, partial(self.abort, request_id))
 
     def scraped(self, name: str, now: float) -> Gauges:
         return super().scraped(name, now) if self.scrape is None else self.scrape(name, self.backends[name], now)

@@ -122,8 +122,8 @@ class _Together(LabDriver):
         for record in list(self.result.records.values()):
             if record.gateway != gateway.index or record.outcome:
                 continue
-            for model in self.backends.values() if record.dispatched_s is not None else ():
-                self.at(now + self.network_s, partial(model.abort, record.arrival.id))
+            if record.dispatched_s is not None:
+                self.at(now + self.network_s, partial(self.abort, record.arrival.id))
             self.end(record, LOST, now)
 
     def arrived(self, arrival: Arrival, now: float) -> None:

@@ -110,6 +110,11 @@ class Driver:
                 record.dispatched_s, record.retry_after_s = None, decision.retry_after_s
                 self.end(record, decision.reason.value, now)
 
+    def abort(self, id: str, now: float) -> None:
+        """Abort a request at the backend that has it, if one has."""
+        for model in self.backends.values():
+            model.abort(id)
+
     def _preempted(self, record: Record, now: float) -> None:
         """Preempt a request unless its client has seen a token. The backend learns it one latency later."""
         id = record.arrival.id
@@ -117,8 +122,7 @@ class Driver:
             return
         record.dispatched_s = None
         record.token_s.clear()
-        for model in self.backends.values():
-            self.at(now + self.network_s, partial(model.abort, id))
+        self.at(now + self.network_s, partial(self.abort, id))
         gateway = self.gateways[record.gateway]
         self.at(now, lambda at: self.call(gateway, "failed", at, id, Failure.PREEMPTED))
 
