@@ -214,9 +214,9 @@ class StateView:
             "counts_usage": config.usage is not None,
         }
 
-        def made() -> tuple[bytes, float]:
+        def encoded() -> tuple[bytes, float]:
             begun_s = time.thread_time()
             return encode(of_gateway | document()), time.thread_time() - begun_s
 
-        self._content, self._cost_s = await asyncio.to_thread(made)
+        self._content, self._cost_s = await asyncio.to_thread(encoded)
         self._made_s = time.monotonic()

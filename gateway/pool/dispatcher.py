@@ -33,7 +33,7 @@ class AdmissionClient(Protocol):
 
     def dispatched(self, backend: str) -> None: ...
 
-    def refused(self, decision: Reject) -> None: ...
+    def rejected(self, decision: Reject) -> None: ...
 
     def preempt(self) -> None: ...
 
@@ -148,7 +148,7 @@ class Dispatcher:
         else:
             exchange = self._exchanges.pop(decision.id, None)
             if exchange is not None:
-                exchange.refused(decision)
+                exchange.rejected(decision)
 
     def _set_timer(self) -> None:
         """Set the timer to the engine's next wakeup, at most `TIMER_S_MAX` from now. Do nothing if there is none."""

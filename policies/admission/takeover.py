@@ -236,7 +236,7 @@ def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
     if before.order.units != policy.order.units or None in queues:
         # The new policy counts in other units, so running requests are charged anew.
         for lease in leases:
-            before.give_up(lease.request, now)
+            before.refund(lease.request, now)
     for backlog, (of_tenants, of_flows) in zip(backlogs, usual, strict=True):
         backlog.usual, backlog.usual_of_flow = of_tenants, of_flows
     for lease in leases:

@@ -405,9 +405,9 @@ class KvForecast:
         level = (self._l0 + self._l1 * self.clock) / capacity_tokens
         missing = max(0.0, 1.0 - TOLERATED - level)
         ahead = work / capacity_tokens + candidate.whole * CATCHING_UP * missing + candidate.spread
-        return self._lead(capacity_tokens) + work <= capacity_tokens * ahead
+        return self._excess_work(capacity_tokens) + work <= capacity_tokens * ahead
 
-    def _lead(self, capacity_tokens: float) -> float:
+    def _excess_work(self, capacity_tokens: float) -> float:
         """Return the started work beyond what a cache of this size gets through, at its largest over the last k steps.
 
         In token-steps, and 0 at least.

@@ -16,7 +16,7 @@ class _TlsConfig(Section):
     """Base of TLS settings: certificate, key and CA files, which are loaded once to check them."""
 
     @model_validator(mode="after")
-    def _usable(self) -> Self:
+    def _check_files(self) -> Self:
         try:
             self.context()
         except ValueError as error:
