@@ -55,7 +55,7 @@ def admin_runner(app: web.Application) -> web.AppRunner:
 
 
 def admin_app(gateway: OperatedGateway) -> web.Application:
-    """Return the app of the admin listener of one process. Its requests are never queued.
+    """Return the app of the admin listener of one process. Requests to the app are never queued.
 
     The guard asks for `admin_token`. Without a token the listener belongs on loopback, and there it answers only
     requests whose Host is an address of this machine.

@@ -47,8 +47,8 @@ class Dispatcher:
         self.listeners: list[Callable[[], None]] = []
         """Called after each event of the engine, which may urgently need to ask other gateways."""
         self.on_stranded: Callable[[Sequence[AdmissionClient]], None] | None = None
-        """Called repeatedly with requests that wait although no engine is in service for them. They wait until
-        moved."""
+        """Called repeatedly with requests that wait although no engine is in service for them. These requests wait
+        until moved."""
         self._exchanges: dict[str, AdmissionClient] = {}
         self._decisions: deque[Decision] = deque()
         self._executing = False

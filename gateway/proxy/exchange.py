@@ -307,7 +307,7 @@ class Exchange(Relay):
             self.context.begin_answer(self._status, self._headers, self._with_client_model(held))
 
     def _with_client_model(self, data: bytes) -> bytes:
-        """Return a piece of the answer with the client's name of the model (`ModelNameFilter.apply`)."""
+        """Return a piece of the answer with the client's name for the model (`ModelNameFilter.apply`)."""
         return data if self._name_filter is None else self._name_filter.apply(data, goes_on=True)
 
     def _drop_held(self) -> None:

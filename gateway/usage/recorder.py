@@ -55,8 +55,8 @@ class UsageRecorder:
         self._flushing = asyncio.Lock()
 
     async def open(self) -> None:
-        """Connect, and seed the limits with stored usage. Raise StoreRefused if the database cannot be used at all. One
-        that is unavailable is only noted as a fault.
+        """Connect, and seed the limits with stored usage. Raise StoreRefused if the database cannot be used at all. A
+        database that is unavailable is only noted as a fault.
         """
         try:
             await self._go_on()

@@ -209,7 +209,7 @@ class PoolRoom:
     ) -> Sequence[BackendLedger] | Blocked:  # fmt: skip
         """Return those of these engines that have room, or `Blocked` with their obstacles added to the known ones.
 
-        If none are known, the engines in `full` have no slot.
+        If no obstacles are known, the engines in `full` have no slot.
         """
         free: list[BackendLedger] = []
         found: dict[str, Obstacle | None] = {}

@@ -45,7 +45,7 @@ class Setup:
     Attributes:
         slots: by engine, the sequences that it runs at once; None if that is learned.
         weights: changed weights of tenants.
-        interactions, quotas: counted over all pools. Their settings are replaced elsewhere.
+        interactions, quotas: counted over all pools, and configured elsewhere.
     """
 
     limits: QueueLimits
@@ -170,8 +170,8 @@ def has_place(engine: AdmissionEngine, request: Request) -> bool:
 def move(source: AdmissionEngine, target: AdmissionEngine, request: Request, moved: Request, now: float) -> None:
     """Move a queued request to another pool, where it is `moved`: a request for the target with its progress.
 
-    Its deadline stays. Limits that the request passed at arrival are not checked again. The target decides nothing yet
-    and must be woken.
+    The request's deadline stays. Limits that the request passed at arrival are not checked again. The target decides
+    nothing yet and must be woken.
     """
     wait = moved.progress.wait
     assert wait is not None

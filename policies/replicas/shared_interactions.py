@@ -41,8 +41,8 @@ class SharedInteractions:
         ]
 
     def take_up(self, request: Request, opened: Sequence[InteractionTotals | None], now: float) -> None:
-        """Open the request's interaction here if another gateway has it open. Of several, take the one of the strongest
-        key (the order of `ask`)."""
+        """Open the request's interaction here if another gateway has it open. If several gateways have, take the
+        interaction of the strongest key (the order of `ask`)."""
         flow = request.flow
         for asked, known in zip(_keys(request.claim), opened, strict=False):
             if known is None:

@@ -35,7 +35,7 @@ _FILES: Final = {PAGE: _OWN / "me.html", f"{PAGE}/me.js": _OWN / "me.js"} | {
     f"{PAGE}/{name}": FOLDER / name
     for name in ("page.css", "stream.js", "words.js", "requests.js", "usage.js", "icon.svg")
 }
-"""Files of the page of /fairgate/me, some of them the operator's. They hold no data: the page asks for the key."""
+"""Files of the page of /fairgate/me, some of them the operator's. The files hold no data: the page asks for the key."""
 RECENTLY_S: Final = 300.0
 AGAIN_S: Final = 5.0
 """Seconds after which the sums of all tenants are computed anew."""

@@ -259,8 +259,8 @@ def write(
 
 
 def begin(database: Database, of: DrivenBatch, now_s: int, checks: LineChecker, limits: BatchesConfig) -> bool:
-    """Begin a batch whose file was checked. It fails if there are faults, or no room for its results. Return whether it
-    runs."""
+    """Begin a batch whose file was checked. The batch fails if there are faults, or no room for its results. Return
+    whether it runs."""
     results, faults, size = files_of(of.batch), checks.faults, checks.unanswered_bytes
     with database.transaction() as step:
         if not _is_owner(step, of, now_s):

@@ -63,7 +63,7 @@ _ADVICE = {
     "WRONGTYPE": "something else has written keys that begin with fairgate: give another database",
     "UNSOUND": "restart this gateway: it has counted what cannot be",
 }
-"""What an operator has to do, by error code."""
+"""Advice to the operator, by error code."""
 _CODE = re.compile(r"(?:^|[-\s])([A-Z]{3,})\b")
 
 _DENIED = re.compile(r"(?i)user executing the script can't|no permissions to")
