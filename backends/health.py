@@ -20,8 +20,8 @@ _MODEL_LEN_MAX = 1 << 40
 class HealthState:
     """Health of one backend: is it healthy, and why not?
 
-    FAILURES_MAX failed probes or connects in a row make the backend unhealthy; so does `give_up`, called by the judge
-    of its answers. SUCCESSES_MIN good probes in a row make the backend healthy again. A new backend is unhealthy
+    FAILURES_MAX failed probes or connects in a row make the backend unhealthy; so does `mark_unhealthy`, called by the
+    judge of its answers. SUCCESSES_MIN good probes in a row make the backend healthy again. A new backend is unhealthy
     until one good probe.
     """
 
@@ -50,7 +50,7 @@ class HealthState:
         """Record a request without a connection, which counts like a failed probe."""
         self._count_failure(f"connect: {problem}")
 
-    def give_up(self, reason: str) -> None:
+    def mark_unhealthy(self, reason: str) -> None:
         """Mark a backend unhealthy whose answers are bad although its probes are good."""
         if self.healthy:
             self._successes = 0

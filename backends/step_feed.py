@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 
 from backends.control_client import ControlClient
-from backends.vllm_plugin.steps import CONTENT_TYPE, VERSION, Rank
+from backends.vllm_plugin.steps import CONTENT_TYPE, VERSION, RankState
 from policies.capacity.gauges import Gauges
 
 SILENCE_S: Final = 0.75
@@ -52,7 +52,7 @@ class _Message(msgspec.Struct):
     seq: int
     now_s: Seconds
     age_s: Seconds
-    ranks: Annotated[list[Rank], msgspec.Meta(min_length=1, max_length=256)]
+    ranks: Annotated[list[RankState], msgspec.Meta(min_length=1, max_length=256)]
 
 
 _decoder: Final = msgspec.json.Decoder(_Message)

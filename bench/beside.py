@@ -45,7 +45,7 @@ def request(route: Route, tenant: str, do: str, **fields: Any) -> bytes:
 
 
 async def ask_on(route: Route, tenant: str, ends: Counter[str], *whats: bytes) -> None:
-    """One request after another, of each kind in turn."""
+    """Send requests one after another, of each kind in turn."""
     client = Client(route.url)
     while True:
         for what in whats:
@@ -101,7 +101,7 @@ CASES: dict[str, tuple[Work, bool]] = {
     "a batch that breaks engines": (lambda route: batch(route, "neighbour", "closes"), False),
     "uploads and downloads": (transfers, True),
 }
-"""What the neighbour does, and whether the honest work is a batch."""
+"""Load of the neighbour, and whether the honest work is a batch."""
 
 
 async def items(route: Route) -> int:

@@ -69,7 +69,7 @@ def stream(parts: list[bytes | None]) -> bytes:
 
 
 async def serve_engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One connection: each request says in its `user` how its answer goes."""
+    """Serve a connection: each request says in its `user` how its answer goes."""
     models = json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model"}]}).encode()
     large = whole("a" * LARGE_BYTES)
     with contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -107,7 +107,7 @@ async def run_engine(port: int) -> None:
 
 
 async def meet_faults(route: Route, ends: Counter[str]) -> None:
-    """One request after another, of a user that comes back."""
+    """Send requests one after another, as a user that comes back."""
     client = Client(route.url)
     for number, do in zip(itertools.count(), itertools.cycle(FAULTS)):
         fields: dict[str, Any] = {"model": MODEL, "user": f"u{number % 500}", "stream": do in ENDS, "max_tokens": 5}

@@ -26,7 +26,7 @@ LOADS = {
 
 
 async def run_burst(route: Route, target: Engine, request: Request, arrivals: int) -> dict[str, float]:
-    """One burst on one route: the largest waiting gauge seen, and the seconds until the last reply."""
+    """Send a burst on a route. Return the largest waiting gauge, and the seconds until the last reply."""
     await target.wait_idle()
     loop = asyncio.get_running_loop()
     client = Client(route.url)

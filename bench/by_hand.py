@@ -143,7 +143,7 @@ CASES: tuple[tuple[str, tuple[str, ...], Callable[[], tuple[Work, ...]]], ...] =
 
 
 async def commands() -> list[float]:
-    """One command to Redis and its answer, one after the other as an exchange sends them."""
+    """Time commands to Redis and their answers, one after the other as an exchange sends them."""
     async with RedisServer() as server:
         url = f"redis://127.0.0.1:{server.port}/0"
         lane, client = RedisConnection(url, url), Redis.from_url(url)

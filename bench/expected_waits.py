@@ -37,7 +37,7 @@ HEADS = ["", "as long as expected", "longer", "shorter", "in at first return"]
 
 @dataclass
 class Found:
-    """What became of it?"""
+    """The results of a run."""
 
     right: int
     longer: int
@@ -45,7 +45,7 @@ class Found:
     returns: int = 0
     """Requests that came back after their `retry-after`."""
     let_in: int = 0
-    """Those of them that were not refused again."""
+    """Requests that came back and were not refused again."""
 
     @property
     def part_right(self) -> float:
@@ -119,7 +119,7 @@ def bursts(seed: int, until_s: float) -> list[Arrival]:
 
 
 def run(kind: str, seed: int, until_s: float) -> Found:
-    """One kind of traffic before one engine."""
+    """Run one kind of traffic before one engine."""
     limits = QueueLimits(queue_wait_s_max=1e5, queue_wait_s_max_inside=1e6)
     arrivals: Iterable[Arrival]
     model: EngineProfile = LARGE

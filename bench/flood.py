@@ -52,7 +52,7 @@ LIGHT_LIMIT_S = 60.0
 
 @dataclass(slots=True)
 class Leg:
-    """What one route did in one window."""
+    """Measurements of one route in one window."""
 
     route: str
     window_s: float
@@ -64,7 +64,7 @@ class Leg:
     preemptions: float
     waiting_max: float
     kv_fill: float
-    """Of the engine's KV cache, the mean of samples."""
+    """Mean of the samples of the engine's KV usage."""
     proxy_cpu_s: float
 
     @property
@@ -147,7 +147,7 @@ async def watch(target: Engine | Engines, every_s: float, gauge: str = WAITING) 
 async def run_leg(
     route: Route, target: Engine | Engines, requests: list[Request], light_every_s: float, window_s: float
 ) -> Leg:
-    """One route under one load: ramp, window, rest. A light tenant is beside it unless `light_every_s` is 0."""
+    """Run one route under one load: ramp, window, rest. A light tenant is beside it unless `light_every_s` is 0."""
     counters = (PROMPT, OUTPUT, PREEMPTIONS)
     await target.wait_idle()
     rest = await target.gauges(*counters)
@@ -228,7 +228,7 @@ def one_line(leg: Leg) -> str:
 
 
 def summary(legs: list[Leg]) -> dict[str, Any]:
-    """One route's numbers: medians over rounds; failures and the waiting gauge as the worst of them."""
+    """Return a route's numbers: medians over rounds; the worst round for failures and the waiting gauge."""
     return {
         "light_ttft_p50_s": report.median([report.median(leg.light_ttft_s) for leg in legs]),
         "light_ttft_p95_s": report.median([report.quantile(leg.light_ttft_s, 0.95) for leg in legs]),

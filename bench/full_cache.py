@@ -38,7 +38,7 @@ DIRECT, WITHOUT, WITH = "direct", "without", "with"
 
 @dataclass(slots=True)
 class Leg:
-    """What was seen within the window of one leg. Times in seconds to the first token."""
+    """Measurements of a leg within its window. Times are seconds to the first token."""
 
     name: str
     window_s: float

@@ -72,7 +72,7 @@ KINDS: Final = (
 
 
 class Client(asyncio.Protocol):
-    """One kept connection to the gateway, on which one request is asked after another."""
+    """A kept connection to the gateway, which sends one request after another."""
 
     def __init__(self, port: int, key: str) -> None:
         self._head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nauthorization: Bearer {key}\r\n"
@@ -135,13 +135,13 @@ def completion() -> str:
 
 
 def _streamed() -> list[bytes]:
-    """What of a stream is sent at once. Usage comes with the end: a client that did not ask for it does not see it."""
+    """Return a stream's pieces. Usage comes with the end: a client that did not ask for usage does not see it."""
     *some, usage, done = [event.encode() for event in events(CHUNKS)]
     return [*some, usage + done]
 
 
 class Engine(asyncio.Protocol):
-    """One connection of an engine that knows one question and answers it in one piece, or chunk by chunk."""
+    """A connection of an engine that knows one question and answers it in one piece, or chunk by chunk."""
 
     _whole = completion().encode()
     _events: Final = _streamed()
@@ -206,7 +206,7 @@ def _chunk(data: bytes) -> bytes:
 
 @asynccontextmanager
 async def engine() -> AsyncIterator[Answering]:
-    """One that answers at once, and says nothing of what it holds."""
+    """Run an engine that answers at once, and does not report its load."""
     made = Answering()
     server = await asyncio.get_running_loop().create_server(lambda: Engine(made), "127.0.0.1", 0)
     made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

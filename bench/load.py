@@ -42,7 +42,7 @@ MODEL = os.environ.get("FAIRGATE_BENCH_MODEL", "tiny")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asks for: lengths in words and tokens, and who asks."""
+    """A client's request: lengths in words and tokens, and the sender."""
 
     words_in: int
     tokens_out: int
@@ -79,7 +79,7 @@ class Request:
 
 
 class Reply:
-    """One reply as it comes in: status, events so far, and when the first one came (loop time, seconds)."""
+    """A reply as it comes in: status, events so far, and when the first one came (loop time, seconds)."""
 
     __slots__ = (
         "body",
@@ -140,7 +140,7 @@ class Reply:
 
     @property
     def cached_tokens(self) -> int:
-        """Of these, what the engine found in its prefix cache, by the same usage."""
+        """Return the prompt tokens that the engine found in its prefix cache, by the usage."""
         return self._stated(CACHED_TOKENS)
 
     def _stated(self, number: re.Pattern[bytes]) -> int:
@@ -165,7 +165,7 @@ class Reply:
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection to one server, reopened when the server has closed it."""
+    """A keep-alive connection to one server, reopened when the server has closed it."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host = host
@@ -249,7 +249,7 @@ class Client:
         return await self.raw(request.encode(f"{self.host}:{self.port}", self.rng), sent_s)
 
     async def get(self, path: str) -> Reply:
-        """One GET."""
+        """Send a GET."""
         return await self.raw(f"GET {path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n\r\n".encode())
 
     async def raw(self, request: bytes, sent_s: float | None = None) -> Reply:

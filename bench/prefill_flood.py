@@ -26,7 +26,7 @@ HEADS = ["route", "streams alone, tokens/s", "beside the flood", "of alone", "pr
 
 @dataclass(slots=True)
 class Leg:
-    """What the engine did in one window."""
+    """Measurements of the engine in one window."""
 
     output_per_s: float
     prompt_per_s: float

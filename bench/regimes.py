@@ -22,7 +22,7 @@ from simulation.run import Arrival, Record
 
 HEADS = ["", "required", "measured", ""]
 WARM_S = 10.0
-"""What arrives before is not counted."""
+"""Seconds at the start whose arrivals are not counted."""
 MEDIUM = EngineProfile(
     name="16 slots", block_size=16, num_gpu_blocks=1001, max_model_len=8192, max_num_seqs=16,
     max_num_batched_tokens=2048, base_s=0.02, per_prefill_token_s=2e-5, per_seq_s=2e-4, per_context_token_s=0.0,
@@ -49,7 +49,7 @@ class Clients:
     vary: float = 0.0
     users: int = 1
     calls: int = 1
-    """Of an interaction."""
+    """Calls of an interaction."""
     begin_s: float = 0.0
     stagger_s: float = 0.0
     stop_s: float = 1e9
@@ -73,7 +73,7 @@ class Clients:
         )  # fmt: skip
 
     def first(self, until_s: float, random: Random) -> list[Arrival]:
-        """What comes first of each client, or all that comes at the rate."""
+        """Return the first arrival of each client, or all arrivals at the rate."""
         if self.clients:
             return [
                 self.ask(client, random.uniform(0, 0.5) + client * self.stagger_s, random)
@@ -84,7 +84,7 @@ class Clients:
 
 
 class Outcome(NamedTuple):
-    """What became of all requests, and of those that came after the first seconds."""
+    """The results of all requests, and of the requests after the first seconds."""
 
     records: list[Record]
     until_s: float
@@ -158,7 +158,7 @@ class Measure(NamedTuple):
     required: float
     is_least: bool
     measured: Callable[[int], float]
-    """By seed."""
+    """The measure, as a function of the seed."""
 
 
 def agents_in_one_flow(stagger_s: float) -> list[Measure]:
@@ -283,7 +283,7 @@ def measures() -> list[Measure]:
 
 
 def rows(names: str, seeds: Sequence[int]) -> list[list[str]]:
-    """Those whose name has this in it: the worst of the seeds decides."""
+    """Return the rows whose name contains `names`: the worst of the seeds decides."""
     found = []
     for one in measures():
         if names in one.name:

@@ -47,7 +47,7 @@ def save(name: str, result: dict[str, Any]) -> Path:
 
 
 def load(name: str) -> dict[str, Any] | None:
-    """What `save` wrote last under this name; None if it never did."""
+    """Return what `save` wrote last under this name, or None."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
 

@@ -153,7 +153,7 @@ class World:
         self.noted(self.engine.woke(self.now))
 
     def step(self, number: int) -> None:
-        """One step of every engine. The time within it is shorter than that after which tokens are charged."""
+        """Run one step of every engine. The time within it is shorter than that after which tokens are charged."""
         self.now = number * STEP_S
         time, everybody = self.watch.time, list(self.running.values())
         streams = [one for one in everybody if one.starts_in <= 0]

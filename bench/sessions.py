@@ -18,7 +18,7 @@ PROMPT_WORDS_MIN, PROMPT_WORDS_MAX = 12, 3600
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One recorded session: for each call, words of its prompt and tokens of its answer."""
+    """A recorded session: for each call, words of its prompt and tokens of its answer."""
 
     name: str
     calls: tuple[tuple[int, int], ...]

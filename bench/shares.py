@@ -86,7 +86,7 @@ class Tenant:
         return self.settled + sum(self._under_way(reply) for reply in replies if reply is not None)
 
     def _under_way(self, reply: Reply) -> int:
-        """What a reply has had that has not ended by its usage. The first event carries the role, not a token."""
+        """Return the service of a reply without usage so far. The first event carries the role, not a token."""
         if not reply.events:
             return 0
         return self.prompt_tokens + OUTPUT_COST * min(reply.events - 1, HEAVY.tokens_out)

@@ -77,7 +77,7 @@ BEGIN: Final = range(1000, 1000 + len(MEASURES))
 
 
 class Cost(NamedTuple):
-    """What was done for one request at one station?"""
+    """The work for one request at one station."""
 
     calls: int
     instructions: int
@@ -91,7 +91,7 @@ MAKING: Final = frozenset(
 
 
 Costs = dict[str, tuple[dict[str, Cost], dict[str, Cost]]]
-"""Of each kind of request, by station and by function."""
+"""Costs of each kind of request, by station and by function."""
 
 
 class Follower:
@@ -101,7 +101,7 @@ class Follower:
         self.stations: dict[str, list[int]] = {}
         self.functions: dict[str, list[int]] = {}
         self._under_way: list[tuple[str, list[int], list[int]]] = []
-        """Of each call that is under way its station, and the counts of that and of the function."""
+        """Station of each call under way, and the counts of the station and of the function."""
         self._blocks = 0
         self._follow = self._stepped  # made once: it is an object, too
 
@@ -145,7 +145,7 @@ class Follower:
         return self._follow
 
     def _note(self, frames: int) -> None:
-        """What has been allocated since the last look."""
+        """Count the blocks allocated since the last call."""
         blocks = sys.getallocatedblocks()
         _, station, function = self._under_way[-1]
         if blocks > self._blocks + frames:
@@ -183,7 +183,7 @@ def _keep_spares() -> None:
 
 
 class Clock:
-    """Of admission: it goes on only when it is told to."""
+    """The clock of admission, which advances only when told to."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -225,7 +225,7 @@ async def composed(log: str, **fields: Any) -> AsyncIterator[tuple[Client, Clock
 
 
 async def cost_of(kind: Kind, client: Client, clock: Clock) -> tuple[dict[str, Cost], dict[str, Cost]]:
-    """By station, and by function."""
+    """Return the cost of a request by station, and by function."""
     runs: list[Follower] = []
     for number in range(WARM_UP + REQUESTS_MAX):
         body = kind.body(number)
@@ -268,7 +268,7 @@ async def _costs(log: str, fields: dict[str, Any]) -> Costs:
 
 
 def costs(log: str = "/dev/null", **fields: Any) -> Costs:
-    """Of each kind of request, by station and by function. `fields` go over the config."""
+    """Return the costs of each kind of request, by station and by function. `fields` override the config."""
     return asyncio.run(_costs(log, fields))
 
 

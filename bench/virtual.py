@@ -38,7 +38,7 @@ from tests.simulation.replicas import RAMP_S, WEIGHTS, Floods, SimulatedStore, r
 
 GATEWAYS, ENGINES = 8, 32
 CLIENTS = 40 * ENGINES
-"""Of each of two tenants."""
+"""Clients of each of two tenants."""
 FLOOD_S = 30.0
 H100 = replace(profile("h100-llama3-8b"), max_num_seqs=1024)
 LOADS = ((60, 8), (120, 8))

@@ -54,7 +54,7 @@ def engine_profile(model: str, kv_tokens: int) -> EngineProfile:
 
 @dataclass(frozen=True)
 class Row:
-    """What runs where?"""
+    """The setting of one row: engines, agents and policy."""
 
     name: str
     model: str
@@ -70,7 +70,7 @@ class Row:
     """The interactions are those of `bench.sessions.TRACE`."""
     patience_s: float = 1e5
     gateways: int = 1
-    """With several, all of one tenant's agents are at the first, and the other tenant's at the rest."""
+    """Number of gateways. With several, all agents of one tenant are at the first, the other tenant's at the rest."""
 
     def gateway_of(self, arrival: Arrival, now: float) -> int:
         """Where this arrives."""
@@ -135,7 +135,7 @@ ROWS = [
 
 @dataclass
 class Found:
-    """What was counted of one run."""
+    """The counts of one run."""
 
     seconds: float
     tasks: int = 0
@@ -151,7 +151,7 @@ class Found:
     """The same with each prompt token in full, cached or not: what the clients see."""
     preemptions: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    """By reason."""
+    """Refused requests by reason."""
     came_back: list[tuple[float, float, int]] = field(default_factory=list)
     """As `Crowd.came_back`."""
     queued: int = 0

@@ -16,7 +16,7 @@ from policies.request import Claim, Flow
 from simulation.run import Arrival, Record
 
 Calls = tuple[tuple[int, int, float], ...]
-"""Of one interaction: tokens of each prompt and answer, and seconds until the next call."""
+"""An interaction: tokens of each prompt and answer, and seconds until the next call."""
 
 CALLS_MIN, CALLS_MAX, CALLS_SHAPE = 5, 30, 1.2
 FIRST_TOKENS: Final = (1000, 4000)
@@ -26,7 +26,7 @@ CONTEXT_TOKENS: Final = 11_700
 """Mean context at a call."""
 THINK_S: Final = 0.5
 RETRY_S: Final = 5.0
-"""What was refused without a time to wait is made again after this."""
+"""Wait before the retry of a request that was refused without a time to wait."""
 QUESTION_TOKENS: Final = (200, 1000)
 SHORT_ANSWER_TOKENS: Final = (100, 300)
 BEGIN_S: Final = 20.0
@@ -57,7 +57,7 @@ class Questions:
 
 
 class _Course:
-    """One interaction of an agent: what its calls are, and how far it has come."""
+    """An agent's interaction: its calls, and how far the interaction has come."""
 
     def __init__(self, agents: Agents, user: int, serial: int, random: Random) -> None:
         self.agents = agents
@@ -72,7 +72,7 @@ class _Course:
         """When its start was refused first, and the seconds of that `retry-after`."""
 
     def call(self, now: float, block_size: int) -> Arrival:
-        """Its next call."""
+        """Return the next call."""
         prompt, answer, _ = self.calls[self.made]
         blocks = tuple(range(self.first_block, self.first_block + (prompt + answer) // block_size))
         return Arrival(
@@ -105,11 +105,11 @@ class Crowd:
         self, groups: Sequence[Agents | Questions], *, seed: int, until_s: float, block_size: int = 16
     ) -> None:
         self.finished: list[tuple[str, float, float]] = []
-        """Of each whole interaction: tenant, begin and end."""
+        """Tenant, begin and end of each whole interaction."""
         self.retries = 0
         """Requests made again because they were refused."""
         self.came_back: list[tuple[float, float, int]] = []
-        """Of each start that was refused and went later: its first `retry-after`, the seconds it took, its refusals."""
+        """Starts that were refused and went later: first `retry-after`, seconds that it took, and refusals of each."""
         self._random = Random(seed)
         self._groups = groups
         self._until_s = until_s
@@ -119,7 +119,7 @@ class Crowd:
         self._askers: dict[str, Questions] = {}
 
     def arrivals(self) -> Iterator[Arrival]:
-        """What comes whatever becomes of it, in order of time."""
+        """Return the arrivals that depend on no answer, in order of time."""
         found: list[Arrival] = []
         for group in self._groups:
             if isinstance(group, Agents):
@@ -133,7 +133,7 @@ class Crowd:
         return iter(sorted(found, key=lambda one: one.arrived_s))
 
     def next_arrival(self, record: Record, now: float) -> Arrival | None:
-        """What the client does when a request has ended."""
+        """Return the client's next request after a request has ended."""
         group, course = self._askers.pop(record.arrival.id, None), self._courses.pop(record.arrival.id, None)
         if now > self._until_s:
             return None

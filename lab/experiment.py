@@ -46,7 +46,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What one experiment found. `notes`: what differs from the paper, and why; each a paragraph."""
+    """The findings of one experiment. `notes`: what differs from the paper, and why; each a paragraph."""
 
     rows: Sequence[Row]
     figures: Sequence[Figure] = ()
@@ -83,7 +83,7 @@ class MissingTraceError(SkippedError):
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What an experiment may read: the directory of the recorded traces, which need not exist."""
+    """The inputs of an experiment: the directory of the recorded traces, which need not exist."""
 
     traces: Path
 

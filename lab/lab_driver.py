@@ -39,7 +39,7 @@ def simulate(
 
 
 def read_step(model: EngineModel, step: Step, now: float) -> Gauges:
-    """What a backend says right after a step."""
+    """Return the gauges that a backend reports right after a step."""
     profile = model.profile
     return replace(
         read_gauges(model, inf),  # after the step
@@ -56,9 +56,9 @@ class LabDriver(Driver):
     """The driver with closed-loop clients that may hang up, and what may be different of engines and timer."""
 
     next_arrival: Callable[[Record, float], Arrival | Sequence[Arrival] | None] | None = None
-    """What follows when this request has ended at this time, if anything."""
+    """Return the arrivals that follow when this request has ended at this time, if any."""
     scrape: Callable[[str, EngineModel, float], Gauges] | None = None
-    """What a scrape says, to imitate gauges that are frozen or absent. None: what the engine says."""
+    """Return the scraped gauges, to imitate gauges that are frozen or absent. None scrapes the engine."""
     refuses: Callable[[str, EngineGauges, float], bool] | None = None
     """Does this backend answer 503 at this time?"""
     steps: bool = False

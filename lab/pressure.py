@@ -54,7 +54,7 @@ class Case:
 
 
 class Pressed(NamedTuple):
-    """What one route did within the window: means over the engine's steps, and times as the light tenant sees them."""
+    """Measurements of a route in the window: means over the engine's steps, and times that the light tenant sees."""
 
     fill: float
     running: float

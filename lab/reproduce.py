@@ -56,7 +56,7 @@ class UnknownExperimentError(ValueError):
 
 
 def experiments(names: Sequence[str]) -> list[Experiment]:
-    """Those with these names, all if there are none. Raises UnknownExperimentError."""
+    """Return the experiments with these names, all if there are none. Raise UnknownExperimentError."""
     for name in names:
         if name not in EXPERIMENTS:
             raise UnknownExperimentError(name)
@@ -107,7 +107,7 @@ def write_docs(by_experiment: Mapping[Experiment, Findings], directory: Path) ->
 
 
 def _parts(page: str) -> dict[str, str]:
-    """What a page says of each experiment, by its title."""
+    """Return the part of a page about each experiment, by its title."""
     _, *sections = page.split("\n## ")
     return {section.partition("\n")[0]: f"## {section.rstrip()}\n" for section in sections}
 

@@ -13,7 +13,7 @@ from lab.plots import chart
 
 HEADS = ("measure", "published", "ours", "required", "verdict")
 LONG = 8
-"""Of more requirements than these a page shows the missed ones; the file beside it has the others."""
+"""Requirements above which a page shows only the missed ones; the file beside it has the others."""
 
 
 def as_text(experiment: Experiment, findings: Findings) -> str:
@@ -93,7 +93,7 @@ IN_WORDS = {
     "RPM(30)": "30 a minute",
     "RPM(60)": "60 a minute",
 }
-"""What short names of the tables mean, for the legends of figures."""
+"""Meanings of the tables' short names, for the legends of figures."""
 
 
 def draw(figure: Figure, directory: Path) -> Path:

@@ -12,7 +12,7 @@ from simulation.statistics import percentile
 
 
 def service(records: Iterable[Record], start_s: float, end_s: float, *, cost: Cost | None = None) -> dict[str, float]:
-    """What did each tenant receive in [start, end)? Prompts count at dispatch, output as it passed the gateway."""
+    """Return each tenant's service in [start, end). Prompts count at dispatch, output as it passed the gateway."""
     price = cost if cost is not None else LinearCost()
     received: dict[str, float] = {}
     for record in records:

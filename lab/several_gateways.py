@@ -21,10 +21,10 @@ from simulation.run import LOST, Arrival, Record, SimulationResult
 
 
 class StoreLink(Protocol):
-    """What the gateways have in common, and the way there and back."""
+    """The store that the gateways share, and the way there and back."""
 
     way_s: float
-    """One way."""
+    """Seconds of one way."""
 
     def exchange(self, gateway: int, number: int, report: ReplicaReport, now: float) -> ReplicaView | None:
         """The answer to this exchange, which is at the store at this time; None: it is lost, there or on its way."""
@@ -67,7 +67,7 @@ def simulate_together(
 
 
 class _Gateway(SimulatedGateway):
-    """One engine, its timer, and its schedule with the others."""
+    """A gateway: its engine, its timer, and its schedule with the others."""
 
     def __init__(self, index: int, engine: AdmissionEngine, *, talks: bool) -> None:
         super().__init__(index, engine)
@@ -139,13 +139,13 @@ class _Together(LabDriver):
             super().call(gateway, method, now, *args)
 
     def observed(self, name: str, gauges: Gauges, now: float) -> None:
-        """What comes late is older, and nobody waits for it."""
+        """Report the gauges to gateways that do not stand still. Late gauges are outdated, so they are dropped."""
         for gateway in self._several:
             if gateway.stalled_until_s <= now:
                 self.call(gateway, "backend_changed", now, name, gauges)
 
     def answered(self, backend: str, step: Step, now: float) -> None:
-        """What is for gateways that stand still they read when they go on."""
+        """Report the step. A gateway that stands still reads its part of the step when it goes on."""
         for gateway in self._several:
             if now < gateway.stalled_until_s < inf:
                 theirs, step = self._parted(step, gateway)
@@ -153,7 +153,7 @@ class _Together(LabDriver):
         super().answered(backend, step, now)
 
     def _parted(self, step: Step, gateway: SimulatedGateway) -> tuple[Step, Step]:
-        """What is for this gateway, and the rest."""
+        """Return the events of the step for this gateway, and the rest."""
         theirs = {one for one, record in self.result.records.items() if record.gateway == gateway.index}
         theirs_only, others = (
             replace(

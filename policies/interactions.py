@@ -70,7 +70,7 @@ class InteractionSettings:
 
 
 class Interactions:
-    """The open interactions of every flow. One table may serve several pools.
+    """The open interactions of every flow. Several pools may share a table.
 
     Bounded: at most `open_max` interactions are open or rest. Beyond that, the tenant with the most loses its oldest.
     """

@@ -46,11 +46,11 @@ class CorrelationKeys:
     """
 
     strong: tuple[str, ...]
-    """Ids that an answer issued to be sent back. They prove that the call is inside the interaction."""
+    """Ids that an answer issued to be sent back, as proof that the call is inside the interaction."""
     weak: tuple[str, ...]
-    """Names of a session or of a turn of the model. They are valid only for a call at an agent's pace."""
+    """Names of a session or of a turn of the model, valid only for a call at an agent's pace."""
     text: tuple[int, ...]
-    """Hashes of lines of text. They are valid as weak keys are, and decide where weak keys do not."""
+    """Hashes of lines of text, valid as weak keys are. Keys of text decide where weak keys do not."""
     text_min: int
     """Least number of a request's keys of text that one interaction must have to match without a weak key."""
 
@@ -149,7 +149,8 @@ class Interaction:
         self.as_holder: tuple[Interaction, ...] | None = None
         """Only holder of a key there: one shared object, since most keys have one holder; None without keys."""
         self.contexts: tuple[Any, ...] = ()
-        """Its contexts in the working sets of pools (`capacity.working_set`), which may have forgotten them."""
+        """Contexts of the interaction in the working sets of pools (`capacity.working_set`). A working set may have
+        forgotten a context."""
         self.reported: Any = None
         """State that other gateways know. Written by the code that reports to them."""
         self.unreported: dict[str, tuple[bool, bool]] | None = None
@@ -384,7 +385,7 @@ class ServiceTokens:
 
 
 class Refusal(StrEnum):
-    """The reason for which a request is not served."""
+    """The reason why a request is refused."""
 
     QUEUE_FULL = "queue_full"
     """The queue is full, and the tenant has at least its fair share of it."""

@@ -120,7 +120,7 @@ def measured(entries: Iterable[TracedRequest]) -> EngineEstimate | None:
         return None
     longest = sorted(found.answers, key=lambda answer: answer.steps)[len(found.answers) // 2 :]
     slowness = {one: median(answer.slowness(one) for answer in longest) for one in PROFILES.values()}
-    holding = [one for one in slowness if _holds(one, found)] or [*slowness]
+    holding = [one for one in slowness if _could_run(one, found)] or [*slowness]
     profile = min(holding, key=lambda one: (abs(log(slowness[one])), -one.max_model_len))
     why = f"The engine is chosen by the log: {len(found.answers):,} answers took {slowness[profile]:.2f} times as long"
     why += f" as at {profile.name}"
@@ -130,7 +130,7 @@ def measured(entries: Iterable[TracedRequest]) -> EngineEstimate | None:
     return EngineEstimate(_limited(profile, found), found.backends, f"{why}; at most {found.sequences} ran at once.")
 
 
-def _holds(profile: EngineProfile, found: _LogTotals) -> bool:
+def _could_run(profile: EngineProfile, found: _LogTotals) -> bool:
     """Return whether the profile could run the observed load."""
     capacity_tokens = profile.usable_blocks * profile.block_size
     return (

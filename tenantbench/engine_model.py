@@ -95,7 +95,7 @@ class Engine:
             self._log_stop(sequence, now)
 
     def step(self, now: float) -> Step:
-        """Compute one step, which ends `duration_s` later. Its events carry that time."""
+        """Compute one step, which ends `duration_s` later. The step's events carry that time."""
         self._admit(now)
         self._make_room(now)
         budget, prefilled = self.profile.prefill_tokens_max, 0

@@ -47,14 +47,14 @@ TOOL_ITEMS: Final = frozenset(
 _SOME: Final = re.compile(rb"\[\s*[^\]\s]")
 """A list that is not empty."""
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-PLAIN_BYTES_MAX: Final = 4096
+SHORT_BYTES_MAX: Final = 4096
 _NOTHING: Final = frozenset({b"null", b'""', b"[]", b"{}", b"false"})
 _NOTHING_BYTES_MAX: Final = 5
 
 
-def plain(raw: Raw) -> object:
+def short_value(raw: Raw) -> object:
     """Return a short value decoded, or None for a long or invalid value."""
-    if not 0 < len(raw) <= PLAIN_BYTES_MAX:
+    if not 0 < len(raw) <= SHORT_BYTES_MAX:
         return None
     try:
         return decode_plain(raw)
@@ -126,7 +126,7 @@ def read_answer(body: bytes) -> Answer:
         finder = usage_finder()
         finder.feed(body)
         return Answer("", usage_found(finder), None, False, is_whole=_ends(body))
-    usage = usage_of(plain(answer.usage))
+    usage = usage_of(short_value(answer.usage))
     id_ = answer.id if isinstance(answer.id, str) else ""
     return Answer(id_, usage, _awaits_more(answer), _is_drained(answer, usage), _keys_of(answer))
 

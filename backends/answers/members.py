@@ -52,8 +52,8 @@ class Nesting:
 class MemberFinder(Nesting):
     """Finder of `wanted` members: (depth, name) each, the outermost object having depth 1.
 
-    Text around the object, such as an event's fields, must hold no quote and no bracket. Of two members of one name the
-    first counts.
+    Text around the object, such as an event's fields, must hold no quote and no bracket. If two members have one name,
+    the first counts.
     """
 
     _carry: bytes = b""

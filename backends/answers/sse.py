@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from backends.answers.answer_keys import KEY_BYTES_MAX, AnswerKeys
-from backends.answers.answer_usage import TOOL_ITEMS, asks_for_more, holds_any, plain, taken_together, usage_of
+from backends.answers.answer_usage import TOOL_ITEMS, asks_for_more, holds_any, short_value, taken_together, usage_of
 from backends.answers.body import (
     Delta,
     Envelope,
@@ -324,7 +324,7 @@ class StreamMeter:
     def _read_chunk(self, event: StreamEvent) -> bool:
         """Read an event of a chat or completion stream. Return whether to forward it."""
         if event.usage:
-            self.usage = usage_of(plain(event.usage), self.usage)
+            self.usage = usage_of(short_value(event.usage), self.usage)
         choices = event.choices
         has_usage = holds_any(event.usage)
         if choices is None and not has_usage and event.error is None:
@@ -351,9 +351,9 @@ class StreamMeter:
         """Read an event of a Responses or Messages stream."""
         for part in (event, event.response):
             if part is not None and part.usage:
-                self.usage = usage_of(plain(part.usage), self.usage)
+                self.usage = usage_of(short_value(part.usage), self.usage)
         if isinstance(event.message, Envelope):
-            begun = usage_of(plain(event.message.usage))
+            begun = usage_of(short_value(event.message.usage))
             if begun is not None:  # sent before the first token, so its output count is not final
                 self.usage = Usage(begun.prompt_tokens, None, begun.cached_tokens)
         if name == "content_block_delta" or (name.startswith("response.") and name.endswith(".delta")):
@@ -391,11 +391,11 @@ class StreamMeter:
         if error is None and event.response is not None:
             error = event.response.error
         if isinstance(error, ErrorFields):
-            kind, code = str(plain(error.type)), str(plain(error.code))
+            kind, code = str(short_value(error.type)), str(short_value(error.code))
         elif error is None and event.type != "error":
             return False
         else:  # an error that is a text alone; or, of the Responses API, the event itself
-            kind, code = "", str(plain(event.code))
+            kind, code = "", str(short_value(event.code))
         is_status = re.fullmatch("[1-5][0-9]{2}", code) is not None
         self.error = int(code) if is_status else _ERROR_STATUS.get(kind) or _ERROR_STATUS.get(code, 0)
         return True

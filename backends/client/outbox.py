@@ -13,26 +13,26 @@ from typing import Final
 _log = logging.getLogger(__name__)
 
 _TOGETHER_MAX: Final = 8
-"""Outlets that wait for each other. In a long turn more would delay the first."""
+"""Writers that wait for each other. In a long turn more would delay the first."""
 _AT_ONCE_BYTES: Final = 65536
 """Data of this size leaves at once: uvloop keeps reading in the same turn, and needs the backpressure of a slow
 client."""
 
 
 class Outbox:
-    """All outlets with unsent data."""
+    """All writers with unsent data."""
 
-    __slots__ = ("_flush_later", "_is_scheduled", "_outlets")
+    __slots__ = ("_flush_later", "_is_scheduled", "_writers")
 
     def __init__(self) -> None:
-        self._outlets: list[Outlet] = []
+        self._writers: list[BatchedWriter] = []
         self._is_scheduled = False
         self._flush_later = self.flush  # compiled, a bound method costs more than the call
 
-    def add(self, outlet: Outlet) -> None:
-        """Register an outlet that now holds data."""
-        self._outlets.append(outlet)
-        if len(self._outlets) >= _TOGETHER_MAX:
+    def add(self, writer: BatchedWriter) -> None:
+        """Register a writer that now holds data."""
+        self._writers.append(writer)
+        if len(self._writers) >= _TOGETHER_MAX:
             self.flush()
         elif not self._is_scheduled:
             self._is_scheduled = True
@@ -41,19 +41,19 @@ class Outbox:
     def flush(self) -> None:
         """Send everything now."""
         self._is_scheduled = False
-        if not self._outlets:
+        if not self._writers:
             return
-        outlets, self._outlets = self._outlets, []
-        for outlet in outlets:
+        writers, self._writers = self._writers, []
+        for writer in writers:
             try:
-                outlet.flush()
+                writer.flush()
             except Exception:  # one connection's failure must not stop the others
                 _log.exception("a write failed")
-                outlet.abort()
+                writer.abort()
 
 
-class Outlet:
-    """The writing side of one connection. Every write and every orderly close must go through the outlet: aborting the
+class BatchedWriter:
+    """The writing side of one connection. Every write and every orderly close must go through the writer: aborting the
     transport itself drops the held data."""
 
     __slots__ = ("_held", "_outbox", "_transport")

@@ -15,7 +15,7 @@ _LENGTH_DIGITS_MAX: Final = 18
 
 
 class RecurringHead:
-    """The bytes of a head, around the digits of its `content-length`."""
+    """The bytes of an HTTP head that recurs, before and after the digits of its `content-length`."""
 
     __slots__ = ("_after", "_before")
 

@@ -14,7 +14,7 @@ import httptools
 from yarl import URL
 
 from backends.client.call import Receiver, UpstreamCall
-from backends.client.outbox import Outbox, Outlet
+from backends.client.outbox import BatchedWriter, Outbox
 from backends.client.recurring_head import AnswerHead, answer_head
 from backends.tls_contexts import client_context, what_failed
 from backends.upstream_errors import ConnectFailed, ConnectionLost, ProtocolViolation, ReadTimedOut, UpstreamError
@@ -216,10 +216,10 @@ class _Connection(asyncio.Protocol):
             # Later: both loops start reading after connection_made, even if it paused.
             asyncio.get_running_loop().call_soon(self._pause_for, call)
         if len(call.body) <= _JOIN_BYTES_MAX:
-            self._outlet.write(call.head + call.body)
+            self._writer.write(call.head + call.body)
         else:
-            self._outlet.write(call.head)
-            self._outlet.write(call.body)
+            self._writer.write(call.head)
+            self._writer.write(call.body)
         if self._is_fresh:
             call.head = call.body = b""  # never sent again, so not held during the answer
 
@@ -259,7 +259,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._outlet = Outlet(self._pool._outbox, self._transport)
+        self._writer = BatchedWriter(self._pool._outbox, self._transport)
         call = self._call
         if call is None or call.is_over or self._pool._closed is not None or call.has_timed_out():
             self._transport.abort()
@@ -372,7 +372,7 @@ class _Connection(asyncio.Protocol):
             self._violation
             or self._is_bodiless  # the parser still waits for the body that the answer to a HEAD announces
             or not self._is_kept_alive
-            or self._outlet.unsent_bytes()  # the backend answered before it had read the whole request
+            or self._writer.unsent_bytes()  # the backend answered before it had read the whole request
             or transport.is_closing()
             or self._pool._closed is not None
         ):

@@ -32,8 +32,8 @@ class LmDeployAdapter(Adapter):
 class MaxAdapter(Adapter):
     """The adapter for Modular's MAX, which refuses load with 429 at a configured bound.
 
-    MAX names no owner of its models, so its metrics alone tell what it is. Its counters of tokens change at the end of
-    an answer only, and so say nothing of its steps.
+    MAX names no owner of its models, so only its metrics identify it. MAX counts tokens at the end of an answer, so the
+    counters say nothing of its steps.
     """
 
     name = "max"

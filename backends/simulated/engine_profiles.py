@@ -17,8 +17,8 @@ class UnknownProfileError(ValueError):
 class EngineProfile:
     """Limits of one engine, named as vLLM's settings, and the costs of its steps in seconds.
 
-    One of the `num_gpu_blocks` is never used (vLLM's null block). The rest must fit a request of `max_model_len`, and a
-    step must hold a token of each sequence, or the engine could stall for ever.
+    A block of `num_gpu_blocks` is never used (vLLM's null block). The other blocks must fit a request of
+    `max_model_len`, and a step must hold a token of each sequence, or the engine could stall for ever.
     """
 
     name: str

@@ -232,7 +232,7 @@ class SimulatedServer:
 
 def _steps_of(profile: EngineProfile) -> steps.Steps:
     blocks, feed = profile.usable_blocks, steps.Steps()
-    feed.ranks[0] = steps.Rank(
+    feed.ranks[0] = steps.RankState(
         0, profile.block_size, profile.max_num_batched_tokens, profile.max_num_seqs,
         total_blocks=blocks, free_blocks=blocks, kv_tokens=blocks * profile.block_size,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from backends.vllm_plugin.steps import Rank, Steps
+from backends.vllm_plugin.steps import RankState, Steps
 
 STEPS: Final = Steps()
 """The feed of this process."""
@@ -23,7 +23,7 @@ class StepLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM is not there whe
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self._config = vllm_config
         self._index = engine_index
-        self._rank: Rank | None = None
+        self._rank: RankState | None = None
 
     def log_engine_initialized(self) -> None:
         try:
@@ -32,9 +32,9 @@ class StepLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM is not there whe
                 _divide(self._config, rank, len(STEPS.ranks))
             servers = int(getattr(self._config.parallel_config, "_api_process_count", 1))
             if servers > 1:
-                STEPS.give_up(f"{servers} API servers share the engine, and each sees a part of its steps only")
+                STEPS.end(f"{servers} API servers share the engine, and each sees a part of its steps only")
         except Exception as error:
-            self._does_not_fit(error)
+            self._give_up(error)
 
     def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *more: Any, **named: Any) -> None:
         rank = self._rank
@@ -53,18 +53,18 @@ class StepLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM is not there whe
                 rank.scheduled_tokens = details and details.num_ctx_tokens + details.num_generation_tokens
                 STEPS.stepped()
         except Exception as error:
-            self._does_not_fit(error)
+            self._give_up(error)
 
-    def _does_not_fit(self, error: Exception) -> None:
+    def _give_up(self, error: Exception) -> None:
         self._rank = None
         why = f"fairgate does not know how this vLLM reports its steps ({type(error).__name__}: {error})"
         logger.warning("%s; gateways read its metrics instead", why)
-        STEPS.give_up(why)
+        STEPS.end(why)
 
 
-def _rank_of(index: int, config: Any) -> Rank:
+def _rank_of(index: int, config: Any) -> RankState:
     scheduler = config.scheduler_config
-    return Rank(
+    return RankState(
         index,
         block_size=int(config.cache_config.block_size),
         scheduled_tokens_max=int(scheduler.max_num_batched_tokens),
@@ -72,7 +72,7 @@ def _rank_of(index: int, config: Any) -> Rank:
     )
 
 
-def _divide(config: Any, rank: Rank, ranks: int) -> None:
+def _divide(config: Any, rank: RankState, ranks: int) -> None:
     """Set a rank's blocks: vLLM counts the sum of all ranks, and one block of each is never allocated."""
     cache = config.cache_config
     rank.total_blocks = rank.free_blocks = max(int(cache.num_gpu_blocks or 0) // ranks - 1, 0)

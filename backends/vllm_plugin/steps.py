@@ -27,7 +27,7 @@ LISTENERS_MAX: Final = 64
 
 
 @dataclass
-class Rank:
+class RankState:
     """An engine of this process (one rank of data parallelism): state after its last step, and size. The fields have
     the names of the message."""
 
@@ -87,7 +87,7 @@ class Steps:
     """
 
     def __init__(self) -> None:
-        self.ranks: dict[int, Rank] = {}
+        self.ranks: dict[int, RankState] = {}
         self.missing = ""
         self.unfinished: Callable[[], int] | None = None
         self._start = secrets.token_hex(8)
@@ -119,7 +119,7 @@ class Steps:
     def leave(self, listener: Listener) -> None:
         self._listeners.discard(listener)
 
-    def give_up(self, why: str) -> None:
+    def end(self, why: str) -> None:
         """End the feed for good."""
         self.missing = why
         for listener in self._listeners:

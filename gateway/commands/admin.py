@@ -39,7 +39,7 @@ class NotAnswered(Failed):
         self.content = content
 
 
-class Admin:
+class AdminClient:
     """A client of one gateway's admin listener."""
 
     def __init__(self, url: str, token: str | None) -> None:
@@ -71,7 +71,7 @@ class Admin:
             raise NotAnswered(f"{url}: {error}", 0) from None
 
 
-def admin_of(path: Path | None, admin: str | None) -> Admin:
+def admin_of(path: Path | None, admin: str | None) -> AdminClient:
     """Return the admin listener that `--admin` names, else the one of the file. Raise BadParameter."""
     config = loaded(path) if path is not None else None
     if admin is None:
@@ -79,7 +79,7 @@ def admin_of(path: Path | None, admin: str | None) -> Admin:
     elif not admin.startswith(("http://", "https://")):
         raise click.BadParameter("must be http://host:port of the admin listener", param_hint="--admin")
     token = config.admin_token if config is not None else None
-    return Admin(admin.rstrip("/"), token.get_secret_value() if token is not None else None)
+    return AdminClient(admin.rstrip("/"), token.get_secret_value() if token is not None else None)
 
 
 @click.command()

@@ -58,10 +58,10 @@ def explain(
         query = UsageQuery(since, until, ["tenant"], datetime.now(UTC))
         with ExitStack() as stack:
             if request_id is not None:
-                text, numbers = _of_request(request_id, path, admin, _files(path, logs, stack), asks=not logs)
+                text, numbers = _explain_request(request_id, path, admin, _files(path, logs, stack), asks=not logs)
             else:
                 assert tenant is not None
-                text, numbers = _of_tenant(tenant, user, query, _files(path, logs, stack))
+                text, numbers = _explain_tenant(tenant, user, query, _files(path, logs, stack))
     except (InvalidUsageQuery, TraceError, OSError) as error:
         raise Failed(f"fairgate: {error}") from None
     click.echo(json.dumps(numbers, indent=2) if as_json else text)
@@ -79,7 +79,7 @@ def _with_rotated(log: str) -> list[Path]:
     return sorted(one for one in Path(log).parent.glob(f"{escape(Path(log).name)}*") if one.is_file())
 
 
-def _of_request(
+def _explain_request(
     request_id: str, path: Path | None, admin: str | None, files: Sequence[Path], *, asks: bool
 ) -> tuple[str, Any]:
     """Return the explanation in words and as numbers. Raise NotAnswered or TraceError."""
@@ -107,7 +107,7 @@ def _of_request(
     return logged.sentence(), logged.numbers()
 
 
-def _of_tenant(tenant: str, user: str | None, query: UsageQuery, files: Sequence[Path]) -> tuple[str, Any]:
+def _explain_tenant(tenant: str, user: str | None, query: UsageQuery, files: Sequence[Path]) -> tuple[str, Any]:
     """Return the explanation in words and as numbers. Raise NotAnswered or TraceError."""
     from gateway.telemetry.access_log import hidden
     from gateway.telemetry.logged import LogExcerpt, arrived_s

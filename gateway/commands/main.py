@@ -40,7 +40,7 @@ def _host(context: click.Context, option: click.Parameter, text: str | None) -> 
     return text
 
 
-def _workers(context: click.Context, option: click.Parameter, text: str | None) -> int | str | None:
+def _parse_workers(context: click.Context, option: click.Parameter, text: str | None) -> int | str | None:
     if text is None or text == "auto":
         return text
     found: int = click.IntRange(1, 256)(text, option, context)
@@ -57,7 +57,7 @@ def _workers(context: click.Context, option: click.Parameter, text: str | None) 
 )
 @click.option(
     "--workers",
-    callback=_workers,
+    callback=_parse_workers,
     metavar="INTEGER|auto",
     help="Processes that share the port; auto: one for each core.  [default: the file's, or 1]",
 )

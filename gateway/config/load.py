@@ -83,7 +83,7 @@ class ConfigError(Exception):
 def load_config(path: str | os.PathLike[str], **options: Any) -> Config:
     """Read a configuration file. Raise ConfigError with every fault; its text never holds a substituted value.
 
-    `options`: of the command line, see `_override`.
+    `options`: values from the command line, which override the file (`_override`).
     """
     source = _Source(os.fspath(path))
     try:

@@ -21,7 +21,7 @@ MEMORY_OF_MACHINE: Final = 2 << 30
 
 
 def cores() -> int:
-    """Return the cores that this process may use. In a container with a CPU quota it is the quota, rounded up."""
+    """Return the cores that this process may use: in a container with a CPU quota, the quota, rounded up."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota_us, period_us = map(int, QUOTA.read_text(encoding="ascii").split())

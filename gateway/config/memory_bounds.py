@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 MEMORY_MAX: Final = 448 << 20
-"""For a container of 512 MiB. The rest belongs to the kernel, for data in sockets and files."""
+"""Memory bound for a container of 512 MiB. The rest belongs to the kernel, for data in sockets and files."""
 MEMORY_MAX_LEAST: Final = 192 << 20
 BASE_BYTES: Final = 88 << 20
 """A process that serves and remembers nothing: 66 MB at the start, and modules loaded by the first requests."""

@@ -89,7 +89,7 @@ def _extended(section: type[S], fields: dict[str, Any], **checks: Any) -> type[S
 
 
 def with_class(section: type[S]) -> type[S]:
-    """Add the field `class`, a name that Python's syntax does not allow (`can_wait`)."""
+    """Add the field `class`, which a class body cannot name because `class` is a keyword (`can_wait` reads it)."""
     doc = "batch: served when other work leaves room (docs/batches.md)."
     return _extended(
         section, {"class": (Literal["interactive", "batch"], Field(default="interactive", description=doc))}

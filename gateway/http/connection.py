@@ -15,7 +15,7 @@ import logging
 import re
 from typing import Final, cast
 
-from backends.client.outbox import Outlet
+from backends.client.outbox import BatchedWriter
 from gateway.http.accounts import Account
 from gateway.http.addresses import household
 from gateway.http.errors import ApiError, Reason, dialect_of
@@ -50,8 +50,8 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_address", "_body_began_at", "_body_bytes", "_body_of", "_head_began", "_head_bytes", "_is_anonymous",
-        "_limits", "_outlet", "_peer", "_peer_is_proxy", "_pending", "_reader", "_reading_paused", "_responder",
-        "_server", "_since", "_state", "_tenant", "_transport", "_writing_paused", "deadline", "tenant",
+        "_limits", "_peer", "_peer_is_proxy", "_pending", "_reader", "_reading_paused", "_responder", "_server",
+        "_since", "_state", "_tenant", "_transport", "_writer", "_writing_paused", "deadline", "tenant",
     )  # fmt: skip
 
     def __init__(self, server: HttpServer) -> None:
@@ -83,7 +83,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._outlet = Outlet(self._server.outbox, self._transport)
+        self._writer = BatchedWriter(self._server.outbox, self._transport)
         self._peer = peer_of(transport)
         self._peer_is_proxy = self._server.proxies.trusts(self._peer)
         self._reader = RequestReader(self._limits, self._peer, self._server.kind)
@@ -120,7 +120,7 @@ class Connection(asyncio.Protocol):
             self.cut()  # an unknown client that takes no answers: no memory is held for it
             return
         self._writing_paused = True
-        self._server.holds_answer(self, self._outlet.unsent_bytes())
+        self._server.holds_answer(self, self._writer.unsent_bytes())
         if self._responder is not None and self._responder.on_pause is not None:
             self._responder.on_pause()
 
@@ -158,7 +158,7 @@ class Connection(asyncio.Protocol):
                 if self._state < _ANSWER and reader.complete:
                     self._serve()
                     if at < size:
-                        self._outlet.flush()  # the write may pause reading
+                        self._writer.flush()  # the write may pause reading
         except ApiError as error:
             self._refuse(error, data[at:])
         except Exception:  # a fault with one request ends no other
@@ -189,7 +189,7 @@ class Connection(asyncio.Protocol):
             self._state = _BODY
             self._body_began_at = server.now
             if self._reader.expects_continue and not body_is_here:
-                self._outlet.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _belong_to(self, tenant: str) -> None:
         """Count the connection for the tenant of its last request."""
@@ -221,7 +221,7 @@ class Connection(asyncio.Protocol):
     def _new_responder(self, request: HttpRequest, *, keep_alive: bool) -> Responder:
         self._state = _ANSWER
         self.deadline = _NEVER
-        responder = Responder(self, self._outlet, request.method, request.head.version == "1.0", keep_alive)
+        responder = Responder(self, self._writer, request.method, request.head.version == "1.0", keep_alive)
         responder.more_fields = request.answer_fields
         self._responder = responder
         return responder
@@ -308,7 +308,7 @@ class Connection(asyncio.Protocol):
         self._responder = None
         if reset:
             reset_on_close(self._transport.get_extra_info("socket"))
-            self._outlet.abort()
+            self._writer.abort()
         self._close()
 
     # how a connection ends
@@ -339,7 +339,7 @@ class Connection(asyncio.Protocol):
         if self._reading_paused:
             self._reading_paused = False
             self._transport.resume_reading()
-        self._outlet.write_eof()
+        self._writer.write_eof()
 
     def _drop(self) -> None:
         """Drop all received bytes."""
@@ -351,7 +351,7 @@ class Connection(asyncio.Protocol):
         """End the connection after the client closed its side. A client that half-closes and still expects an answer
         counts as gone, too."""
         if self._state == _ANSWER:
-            self._outlet.abort()
+            self._writer.abort()
         responder, self._responder = self._responder, None
         self._close()
         if responder is not None:
@@ -363,7 +363,7 @@ class Connection(asyncio.Protocol):
         self._state = _CLOSED
         self._drop()
         self._set_deadline(self._limits.linger_s)
-        self._outlet.close()
+        self._writer.close()
 
     def close_if_idle(self) -> None:
         """Close the connection if no request has begun and no answer is due."""
@@ -382,14 +382,14 @@ class Connection(asyncio.Protocol):
 
     def idle_since(self) -> float:
         """Return since when the connection has been idle, `_NEVER` if it is not. An incomplete head is no activity."""
-        if self._state == _HEAD or (self._state == _LINGER and not self._outlet.unsent_bytes()):
+        if self._state == _HEAD or (self._state == _LINGER and not self._writer.unsent_bytes()):
             return self._since
         return _NEVER
 
     def cut(self) -> None:
         """Abort the connection now."""
         self._client_gone()
-        self._outlet.abort()
+        self._writer.abort()
 
     # timers
 
@@ -404,10 +404,10 @@ class Connection(asyncio.Protocol):
 
     def expire(self) -> None:
         """End the wait that has exceeded its limit, if any has."""
-        if self._state >= _LINGER and self._outlet.unsent_bytes():
+        if self._state >= _LINGER and self._writer.unsent_bytes():
             self._set_deadline(self._limits.linger_s)  # the kernel aborts it once the client takes nothing
         elif self._state >= _LINGER:
-            self._outlet.abort()
+            self._writer.abort()
         elif self._state == _ANSWER:
             if self._reading_paused and is_hung_up(self._transport.get_extra_info("socket")):
                 self._client_gone()

@@ -23,8 +23,8 @@ _new_text: Final[Any] = str.__new__
 
 
 class Reason(StrEnum):
-    """Error codes of refused and failed requests, each with its HTTP status and its OpenAI error type. They are stable,
-    as part of the public interface."""
+    """Error codes of refused and failed requests, each with its HTTP status and its OpenAI error type. The codes are
+    stable, as part of the public interface."""
 
     status: int
     type: str

@@ -20,7 +20,7 @@ from gateway.telemetry.record import RequestRecord
 
 
 class HttpRequest(RequestRecord):
-    """An HTTP request. Its body is counted for the tenant that the head hook found.
+    """An HTTP request. The body is counted for the tenant that the head hook found.
 
     Attributes:
         head: the head, which other requests of the connection may share.
@@ -340,7 +340,7 @@ class RequestReader:
     # the body
 
     def take_body(self, data: bytes, at: int) -> int:
-        """Take the body's bytes. Its end sets `complete` and `request.body`."""
+        """Take the body's bytes. The body's end sets `complete` and `request.body`."""
         if self._chunked:
             end = self._end_of_chunks(data, at)
         else:

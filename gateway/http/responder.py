@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Final, Protocol
 
-from backends.client.outbox import Outlet
+from backends.client.outbox import BatchedWriter
 from gateway.http.headers import Header
 
 _STATUS_LINES: Final = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode("ascii") for s in HTTPStatus}
@@ -35,13 +35,15 @@ class Responder:
     """
 
     __slots__ = (
-        "_bodiless", "_chunked", "_connection", "_is_head", "_is_http10", "_keep_alive", "_left", "_outlet", "closed",
+        "_bodiless", "_chunked", "_connection", "_is_head", "_is_http10", "_keep_alive", "_left", "_writer", "closed",
         "more_fields", "on_disconnect", "on_pause", "on_resume", "started",
     )  # fmt: skip
 
-    def __init__(self, connection: _Owner, outlet: Outlet, method: str, is_http10: bool, keep_alive: bool) -> None:
+    def __init__(
+        self, connection: _Owner, writer: BatchedWriter, method: str, is_http10: bool, keep_alive: bool
+    ) -> None:
         self._connection = connection
-        self._outlet = outlet
+        self._writer = writer
         self._is_head = method == "HEAD"
         self._is_http10 = is_http10
         self._keep_alive = keep_alive
@@ -68,7 +70,7 @@ class Responder:
         if self.closed:
             return
         head = self._head(status, headers, len(body))
-        self._outlet.write(head if self._bodiless else head + body)
+        self._writer.write(head if self._bodiless else head + body)
         self._finish()
 
     def start(self, status: int, headers: Sequence[Header], *, length: int | None = None, first: bytes = b"") -> None:
@@ -79,7 +81,7 @@ class Responder:
         if self.closed:
             return
         head = self._head(status, headers, length)
-        self._outlet.write(head + self._framed(first) if first else head)
+        self._writer.write(head + self._framed(first) if first else head)
 
     def write(self, data: bytes) -> None:
         """Send a piece of a streaming answer."""
@@ -87,9 +89,9 @@ class Responder:
             return
         size = len(data)
         if self._chunked and 0 < size < _CHUNK_BYTES_KNOWN:
-            self._outlet.write(_CHUNK_HEADS[size] + data + b"\r\n")
+            self._writer.write(_CHUNK_HEADS[size] + data + b"\r\n")
         elif size and (framed := self._framed(data)):
-            self._outlet.write(framed)
+            self._writer.write(framed)
 
     def end(self) -> None:
         """End a streaming answer, or abort it if it is shorter than its announced length."""
@@ -99,7 +101,7 @@ class Responder:
             self.abort()
             return
         if self._chunked:
-            self._outlet.write(b"0\r\n\r\n")
+            self._writer.write(b"0\r\n\r\n")
         self._finish()
 
     def abort(self) -> None:

@@ -68,7 +68,7 @@ class KeyTable(Protocol):
 
 
 class Follower:
-    """Reader of the table for the keyring. One `turn` after another, it learns of every change within a second.
+    """Reader of the table for the keyring. The reader's repeated `turn` learns of every change within a second.
 
     While the table cannot be read, is too long, or has vanished, the keys of the last read hold.
     """

@@ -51,7 +51,7 @@ DISCOVERY: Final = "/.well-known/openid-configuration"
 
 
 class Issuer:
-    """An issuer: the claims that its tokens must have, and its keys."""
+    """An issuer of tokens: the claims that the tokens must have, and the keys that sign them."""
 
     def __init__(self, config: IssuerConfig) -> None:
         self.config = config
@@ -141,7 +141,7 @@ class Issuer:
 
 
 class Issuers:
-    """The issuers whose tokens are accepted. Their keys are read in the background."""
+    """The issuers whose tokens are accepted. The issuers' keys are read in the background."""
 
     def __init__(self, configs: Sequence[IssuerConfig], session: aiohttp.ClientSession, background: Background) -> None:
         self._by_name = {config.issuer: Issuer(config) for config in configs}

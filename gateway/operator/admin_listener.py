@@ -55,7 +55,7 @@ def admin_runner(app: web.Application) -> web.AppRunner:
 
 
 def admin_app(gateway: OperatedGateway) -> web.Application:
-    """Return the app of the admin listener of one process. Its requests are never queued.
+    """Return the app of the admin listener of one process. Requests to the app are never queued.
 
     The guard asks for `admin_token`. Without a token the listener belongs on loopback, and there it answers only
     requests whose Host is an address of this machine.
@@ -214,9 +214,9 @@ class StateView:
             "counts_usage": config.usage is not None,
         }
 
-        def made() -> tuple[bytes, float]:
+        def encoded() -> tuple[bytes, float]:
             begun_s = time.thread_time()
             return encode(of_gateway | document()), time.thread_time() - begun_s
 
-        self._content, self._cost_s = await asyncio.to_thread(made)
+        self._content, self._cost_s = await asyncio.to_thread(encoded)
         self._made_s = time.monotonic()

@@ -53,7 +53,7 @@ class WorkerAnswer(NamedTuple):
     content: bytes
 
 
-class Workers:
+class WorkersClient:
     """Client of all workers' admin sockets, which merges their snapshots (`SnapshotSource`).
 
     The hub and self-service use it. With `state.redis_url` nobody asks for snapshots: each worker knows the whole.
@@ -126,7 +126,7 @@ class Workers:
 class _Answers:
     """Handlers that ask the workers and merge their answers."""
 
-    def __init__(self, workers: Workers, has_reloaded: Callable[[], None]) -> None:
+    def __init__(self, workers: WorkersClient, has_reloaded: Callable[[], None]) -> None:
         self._workers = workers
         self._has_reloaded = has_reloaded
 
@@ -190,7 +190,7 @@ class _Answers:
         return web.json_response(answer)
 
 
-def workers_app(workers: Workers, has_reloaded: Callable[[], None]) -> web.Application:
+def workers_app(workers: WorkersClient, has_reloaded: Callable[[], None]) -> web.Application:
     """Return the admin app of a gateway with several workers.
 
     `has_reloaded` is called after one worker has taken over a new config, so that the others follow.

@@ -81,14 +81,14 @@ class PoolGauges:
                 queues[of] = queues.get(of, 0) + waiting.requests
             for tenant, tokens in engine.working_set.tenants().items():
                 contexts[name, tenant if (name, tenant) in queues else OTHERS] += tokens
-            for metric, value in _of_pool(pool).items():
+            for metric, value in _pool_values(pool).items():
                 rows[metric].append(([name], value))
             for outcome, count in engine.requests.expected_waits.counts().items():
                 rows["fairgate_expected_waits_total"].append(([name, outcome], count))
             for backend in pool.backends.values():
                 rows["fairgate_backend_info"].append(([name, backend.name, backend.adapter.name], 1))
             for engine_name, ledger in engine.backends.items():
-                for metric, known in _of_engine(ledger, pool.backends.get(engine_name)).items():
+                for metric, known in _engine_values(ledger, pool.backends.get(engine_name)).items():
                     if known is not None:
                         rows[metric].append(([name, engine_name], known))
         rows["fairgate_queued_requests"] = [*queues.items()]
@@ -131,7 +131,7 @@ class PoolGauges:
         self._of_tenants = {name: [*found.items()] for name, found in rows.items()}
 
 
-def _of_pool(pool: Pool) -> dict[str, float]:
+def _pool_values(pool: Pool) -> dict[str, float]:
     """Return the value of each metric of a pool."""
     engine, config = pool.dispatcher.engine, pool.config
     requests = engine.requests
@@ -147,7 +147,7 @@ def _of_pool(pool: Pool) -> dict[str, float]:
     }
 
 
-def _of_engine(ledger: BackendLedger, backend: Backend | None) -> dict[str, float | None]:
+def _engine_values(ledger: BackendLedger, backend: Backend | None) -> dict[str, float | None]:
     """Return an engine's value of each metric; None if the value is not known."""
     return {
         "fairgate_dispatched_sequences": ledger.sequences,

@@ -47,7 +47,7 @@ class Backend:
         """Create a backend at `url`. `embedded`: the simulated engine in this process, which ends with the backend."""
         self.name = config.name or url
         self.url = url
-        self.terms = terms_of(config, limits)
+        self.connection_key = connection_key(config, limits)
         self._embedded = embedded
         self.drained = False
         self.leaving = False
@@ -144,10 +144,10 @@ class Backend:
         with self._noticing():
             self.health.connect_failed(str(error))
 
-    def give_up(self, reason: str) -> None:
+    def mark_unhealthy(self, reason: str) -> None:
         """Take the engine out of service until its next good probes."""
         with self._noticing():
-            self.health.give_up(reason)
+            self.health.mark_unhealthy(reason)
 
     async def check(self, client: ControlClient, oldest_s: float = inf) -> None:
         """Probe the engine and fetch its models. `oldest_s`: start of the oldest of our requests that it runs."""
@@ -193,7 +193,7 @@ class Backend:
             self.on_health(self)
 
 
-def terms_of(config: BackendConfig, gateway: Config) -> tuple[object, ...]:
+def connection_key(config: BackendConfig, gateway: Config) -> tuple[object, ...]:
     """Return the settings whose change requires new connections."""
     limits = gateway.limits
     where = (config.url, config.address, config.engine, config.api_key, config.tls, config.steps)

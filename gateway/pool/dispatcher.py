@@ -33,7 +33,7 @@ class AdmissionClient(Protocol):
 
     def dispatched(self, backend: str) -> None: ...
 
-    def refused(self, decision: Reject) -> None: ...
+    def rejected(self, decision: Reject) -> None: ...
 
     def preempt(self) -> None: ...
 
@@ -47,8 +47,8 @@ class Dispatcher:
         self.listeners: list[Callable[[], None]] = []
         """Called after each event of the engine, which may urgently need to ask other gateways."""
         self.on_stranded: Callable[[Sequence[AdmissionClient]], None] | None = None
-        """Called repeatedly with requests that wait although no engine is in service for them. They wait until
-        moved."""
+        """Called repeatedly with requests that wait although no engine is in service for them. These requests wait
+        until moved."""
         self._exchanges: dict[str, AdmissionClient] = {}
         self._decisions: deque[Decision] = deque()
         self._executing = False
@@ -148,7 +148,7 @@ class Dispatcher:
         else:
             exchange = self._exchanges.pop(decision.id, None)
             if exchange is not None:
-                exchange.refused(decision)
+                exchange.rejected(decision)
 
     def _set_timer(self) -> None:
         """Set the timer to the engine's next wakeup, at most `TIMER_S_MAX` from now. Do nothing if there is none."""

@@ -303,7 +303,7 @@ class Pool:
         if self._session is None or backend not in self._watchers:
             return
         client, of = backend.control_client(self._session), f"{self.name}/{backend.name}"
-        self._unread(backend)
+        self._stop_readers(backend)
         readers = self._readers[backend] = []
         observe = partial(self.dispatcher.backend_changed, backend.name)
         if backend.reads_steps and backend.adapter.steps_path is not None:
@@ -323,9 +323,9 @@ class Pool:
     def _unwatch(self, backend: Backend) -> None:
         for task in self._watchers.pop(backend, ()):
             task.cancel()
-        self._unread(backend)
+        self._stop_readers(backend)
 
-    def _unread(self, backend: Backend) -> None:
+    def _stop_readers(self, backend: Backend) -> None:
         for task in self._readers.pop(backend, ()):
             task.cancel()
         backend.feed = None
@@ -394,4 +394,4 @@ class Pool:
         leases = self.dispatcher.engine.backends[backend.name].leases.values()
         is_shared = any([payer(lease.request.flow.tenant) != tenant for lease in leases])
         if self.has_other(backend) and self.breaks.is_engine_at_fault(backend.name, now, is_shared=is_shared):
-            backend.give_up(f"its answers break, the last one: {error}")
+            backend.mark_unhealthy(f"its answers break, the last one: {error}")

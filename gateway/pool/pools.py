@@ -12,12 +12,12 @@ from backends.simulated.engine_profiles import profile
 from backends.simulated.simulated_server import SimulatedServer
 from gateway.config.model import Config, PoolConfig
 from gateway.config.sections.backends import BackendConfig
-from gateway.pool.backend import Backend, terms_of
+from gateway.pool.backend import Backend, connection_key
 from gateway.pool.engine_addresses import Addresses, Resolver
 from gateway.pool.pool import RETIRE_LOOK_S, Pool, estimator_of
 from gateway.pool.shared import Shared
 from gateway.request.estimate import TokenEstimator
-from gateway.storage.store import Deployment
+from gateway.storage.store import PoolIdentity
 from gateway.telemetry.background import Background, OperationalError
 from gateway.telemetry.record import RequestRecord
 from policies.admission.engine import AdmissionEngine
@@ -27,10 +27,10 @@ EMBEDDED_MODELS = ("simulated",)
 EMBEDDED_PROFILE = "demo"
 
 
-def deployments_of(config: Config) -> list[Deployment]:
+def pool_identities_of(config: Config) -> list[PoolIdentity]:
     """Return the facts of all pools on which replicas must agree."""
     policy = config.policy.name
-    return [Deployment(pool.name, policy, tuple(backend.url for backend in pool.backends)) for pool in config.pools]
+    return [PoolIdentity(pool.name, policy, tuple(backend.url for backend in pool.backends)) for pool in config.pools]
 
 
 class CannotTakeOver(OperationalError):
@@ -182,7 +182,7 @@ class Pools:
     ) -> Backend:
         """Return the known backend if its connection settings are unchanged, otherwise a new one."""
         backend = known.get(config.name)
-        if backend is not None and not backend.leaving and backend.terms == terms_of(config, gateway):
+        if backend is not None and not backend.leaving and backend.connection_key == connection_key(config, gateway):
             return backend
         if not config.simulated:
             return Backend(config, config.url.rstrip("/"), gateway)

@@ -37,7 +37,7 @@ from gateway.operator.snapshots.snapshot import GatewaySnapshot, snapshot_of
 from gateway.pool.engine_addresses import Resolver, resolve
 from gateway.pool.learned import LearnedFile
 from gateway.pool.pool import Pool
-from gateway.pool.pools import CannotTakeOver, Pools, deployments_of
+from gateway.pool.pools import CannotTakeOver, Pools, pool_identities_of
 from gateway.pool.shared import Shared
 from gateway.process.listener_limits import server_limits
 from gateway.process.sharing import replicate, store_of
@@ -184,14 +184,14 @@ class Gateway:
     async def start(self) -> None:
         """Listen. Raise OSError for a taken address, or StoreRefused for an unusable Redis; one that is down does not
         matter."""
-        await self._share()
+        await self._open_store()
         await self._open_pools()
         pipeline = self._pipeline = self._new_pipeline()
         await self._open_services(pipeline)
         await self._listen(pipeline)
         await self._open_admin()
 
-    async def _share(self) -> None:
+    async def _open_store(self) -> None:
         """Join the other gateways, if any: now, or once their store is reachable."""
         self.store, self.keys = store_of(self.config, self._worker_slot)
         if self.store is None:
@@ -345,7 +345,7 @@ class Gateway:
             self._certificates.set(config.tls.context, config.tls.files)
         self._reject_revoked()
         if self.store is not None:
-            self.store.pools = deployments_of(config)
+            self.store.pools = pool_identities_of(config)
         if self.usage is not None and first is not None:
             await self.usage.flush()
 
@@ -406,7 +406,7 @@ class Gateway:
             await asyncio.sleep(0.05)
             now = loop.time()
         pipeline.draining = True
-        self._give_up_rest()
+        self._stop_rest()
         if self._lane is not None:
             await self._lane.close()
         await server.close(1.0)
@@ -414,13 +414,13 @@ class Gateway:
     def _is_busy(self) -> bool:
         return any(len(pool.dispatcher) for pool in self._pools.with_leaving())
 
-    def _give_up_rest(self) -> None:
+    def _stop_rest(self) -> None:
         """End the exchanges that are still under way with an error."""
         message = "this gateway is shutting down and could not wait any longer for the answer"
         for pool in self._pools.with_leaving():
             for exchange in pool.dispatcher.exchanges():
                 if isinstance(exchange, Exchange):
-                    exchange.give_up(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
+                    exchange.stop(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
 
     async def _close(self) -> None:
         """Close everything, what others use last."""

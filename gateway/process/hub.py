@@ -20,7 +20,7 @@ from aiohttp import web
 
 from gateway.config.model import Config
 from gateway.operator.admin_listener import admin_runner
-from gateway.operator.of_workers import Workers, workers_app
+from gateway.operator.of_workers import WorkersClient, workers_app
 from gateway.storage.hub.exchange_server import ExchangeServer
 from gateway.storage.store_errors import StoreError
 from gateway.telemetry.background import Background
@@ -60,7 +60,7 @@ async def serve_hub(config: Config, load: Callable[[], Config] | None, child: Ch
     continuing = Background().start(continue_quotas(config, server, is_first=child.lives == 1))
     await asyncio.wait({continuing}, timeout=USAGE_S)
     await server.listen(exchange)
-    workers = Workers(config, [run_directory.worker(index) for index in range(run_directory.workers)])
+    workers = WorkersClient(config, [run_directory.worker(index) for index in range(run_directory.workers)])
 
     def reload() -> None:
         workers.config = reloaded(workers.config, load)

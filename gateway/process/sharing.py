@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gateway.config.model import Config
 from gateway.operator.operated import OperatedGateway
-from gateway.pool.pools import deployments_of
+from gateway.pool.pools import pool_identities_of
 from gateway.telemetry.background import Background
 
 if TYPE_CHECKING:
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 def store_of(config: Config, worker_slot: WorkerSlot | None) -> tuple[Store | None, KeyTable | None]:
     """Return the store that the gateway shares with others, and the table of keys in it; None without them."""
-    deployments = deployments_of(config)
+    identities = pool_identities_of(config)
     if (url := config.state.redis_url) is not None:
         from gateway.keys.in_redis import RedisKeys  # redis-py is loaded only with a Redis
         from gateway.storage.redis.redis_store import RedisStore
 
-        redis = RedisStore(url, deployments)
+        redis = RedisStore(url, identities)
         return redis, RedisKeys(redis)
     if worker_slot is not None:
         from gateway.storage.hub.hub_store import HubStore
 
-        return HubStore(worker_slot.run_directory, deployments), None
+        return HubStore(worker_slot.run_directory, identities), None
     return None, None
 
 

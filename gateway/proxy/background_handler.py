@@ -22,11 +22,12 @@ NO_STORE: Final[Header] = (b"cache-control", b"no-store")
 class BackgroundHandler:
     """Handler that answers one kind of request in a background task.
 
-    Its running requests count against the tenant's limit of requests that bypass admission (`Pipeline.bypass_limiter`).
+    The handler's running requests count against the tenant's limit of requests that bypass admission
+    (`Pipeline.bypass_limiter`).
     """
 
     def __init__(self, pipeline: Pipeline, answer: Callable[[RequestContext], Awaitable[Any]]) -> None:
-        """Create the handler. `answer` returns a value for JSON, or None if it has sent the answer itself. It raises
+        """Create the handler. `answer` returns a value for JSON, or None if it has sent the answer itself, and raises
         ApiError or StoreError."""
         self.tasks = Background()
         self._pipeline = pipeline

@@ -96,7 +96,7 @@ class Exchange(Relay):
             self._pool.retries.sent()
         self.send(target, self.context.payload)
 
-    def refused(self, decision: Reject) -> None:
+    def rejected(self, decision: Reject) -> None:
         self.end(Outcome.REFUSED, decision.reason.value)
         self.context.error(refusal_error(decision, self._pool.again_s()))
 
@@ -127,7 +127,7 @@ class Exchange(Relay):
         self.reject(revoked_key_error(), service)
         return True
 
-    def give_up(self, error: ApiError) -> None:
+    def stop(self, error: ApiError) -> None:
         """End the exchange with this error in any phase, because the gateway stops."""
         if self.phase is not Phase.ENDED:
             self._abandon(Outcome.FAILED, error.code.value)
@@ -177,7 +177,7 @@ class Exchange(Relay):
             self._pool.dispatcher.progressed(self.request.id, tokens)
         if forward:
             if self._name_filter is not None:
-                forward = self._name_filter.in_answer(forward, goes_on=meter.is_amid_event)
+                forward = self._name_filter.apply(forward, goes_on=meter.is_amid_event)
             if context.relays:
                 context.responder.write(forward)
             else:
@@ -255,7 +255,7 @@ class Exchange(Relay):
             return
         context = self.context
         if self._name_filter is not None:
-            rest = self._name_filter.in_answer(rest)
+            rest = self._name_filter.apply(rest)
         if not context.relays:
             context.begin_answer(self._status, self._headers, rest)
         elif rest:
@@ -280,7 +280,7 @@ class Exchange(Relay):
         if self._finder is not None:
             self._finder.feed(data)
             self._ending.feed(data)
-            self.context.responder.write(self._with_client_name(data))
+            self.context.responder.write(self._with_client_model(data))
             return
         self._held.append(data)
         self._held_bytes += len(data)
@@ -304,11 +304,11 @@ class Exchange(Relay):
             self._finder.feed(held)
             self._ending = Ending(self._headers)
             self._ending.feed(held)
-            self.context.begin_answer(self._status, self._headers, self._with_client_name(held))
+            self.context.begin_answer(self._status, self._headers, self._with_client_model(held))
 
-    def _with_client_name(self, data: bytes) -> bytes:
-        """Return a piece of the answer with the client's name of the model (`ModelNameFilter.in_answer`)."""
-        return data if self._name_filter is None else self._name_filter.in_answer(data, goes_on=True)
+    def _with_client_model(self, data: bytes) -> bytes:
+        """Return a piece of the answer with the client's name for the model (`ModelNameFilter.apply`)."""
+        return data if self._name_filter is None else self._name_filter.apply(data, goes_on=True)
 
     def _drop_held(self) -> None:
         """Drop the held bytes of the answer."""
@@ -337,7 +337,7 @@ class Exchange(Relay):
         elif answer is not None and not answer.is_whole and is_json(content_type(self._headers)):
             self._break_off_truncated("answered what is no whole JSON")
         elif answer is not None:
-            shown = body if self._name_filter is None else self._name_filter.in_answer(body)
+            shown = body if self._name_filter is None else self._name_filter.apply(body)
             self.context.answer(self._status, self._headers, shown)
             usage = answer.usage
             made = self._made_tokens(made_bytes(body)) if usage is None or usage.output_tokens is None else 0

@@ -39,7 +39,7 @@ class ModelNameFilter:
         self._parent = b""
         """Name of the outermost object's last member that is an object itself."""
 
-    def in_answer(self, data: bytes, *, goes_on: bool = False) -> bytes:
+    def apply(self, data: bytes, *, goes_on: bool = False) -> bytes:
         """Return the data with the client's name, for complete events or a complete answer. `goes_on`: the data is a
         piece, and more follows."""
         pieces: list[bytes] = []

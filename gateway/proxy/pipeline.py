@@ -217,7 +217,7 @@ class Pipeline:
                 raise revoked_key_error()
             if kind is RouteKind.PASS:
                 passes = self._pass_through(context, context.payload)
-                context.payload.let_go()
+                context.payload.drop_unsent()
                 context.body = b""
                 passes.begin()
             else:
@@ -250,7 +250,7 @@ class Pipeline:
     def _submit(context: RequestContext, request: Request) -> None:
         head = context.upstream_head()
         # Where nothing is generated, the engine's count of prompt tokens is checked against the commas.
-        context.payload.let_go(counts_commas=not context.route.generates)
+        context.payload.drop_unsent(counts_commas=not context.route.generates)
         context.body = b""
         Exchange(context, request, head).submit()
 

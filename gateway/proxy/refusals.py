@@ -32,7 +32,7 @@ MESSAGES: Final = {
     Refusal.INTERNAL_ERROR: "the gateway failed on this request",
     Refusal.WAIT_TOO_LONG: "this request would wait for longer than x-fairgate-wait-s-max says",
 }
-"""What the client is told; its code is the `Reason` of this name."""
+"""Message for the client. The error's code is the `Reason` of this name."""
 _WHO: Final = {"user": "this user", "app_user": "this user in this app", "app": "this app, over all its users,"}
 _WHAT: Final = {"starts": "interactions begun", "requests": "requests", "tokens": "tokens"}
 _ALWAYS_ON: Final = {

@@ -15,8 +15,8 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 BLOCK_BYTES: Final = 512
 """About 128 tokens of English: eight blocks of vLLM."""
 BLOCKS_MAX: Final = 64
-"""Most blocks after the first one. They tell the cached part of a long prompt to within a thirty-second of the
-prompt."""
+"""Most blocks after the first one. So many blocks tell the cached part of a long prompt to within a thirty-second of
+the prompt."""
 TENANTS_MAX: Final = 1024
 """Tenants whose salts are cached: each request needs one."""
 

@@ -19,7 +19,7 @@ class Prompt:
     """The JSON of everything that becomes prompt.
 
     Attributes:
-        head: the text, until `let_go`.
+        head: the text, until `drop_text`.
         size: bytes of the text.
         attachments: number of inline images and clips.
         attached_bytes: bytes of the attachments within `size`.
@@ -35,7 +35,7 @@ class Prompt:
         self._ids: tuple[int, int] | None = None
         self._commas: int | None = None
 
-    def let_go(self, counts_commas: bool) -> None:
+    def drop_text(self, counts_commas: bool) -> None:
         """Drop the text, and keep its counts of token ids and, with `counts_commas`, of commas."""
         self.token_ids()
         if counts_commas:

@@ -22,7 +22,7 @@ ALL_POOLS = "*"
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class PoolIdentity:
     """Facts on which the replicas of one pool must agree: its policy, and at least one backend."""
 
     pool: str
@@ -41,7 +41,7 @@ class Store(Protocol):
     """Unique name of this process among the replicas."""
     epoch_s: float
     """Seconds by which the replicas' common clock is ahead of this process's monotonic clock."""
-    pools: Sequence[Deployment]
+    pools: Sequence[PoolIdentity]
     """Pools of this gateway. The store adopts a new value by itself."""
 
     @property

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import msgspec
 
 
-class End(msgspec.Struct, array_like=True, gc=False):  # made for each request: a named tuple takes four times as long
+# Made for each request: a named tuple takes four times as long.
+class EndedRequest(msgspec.Struct, array_like=True, gc=False):
     """An ended request. Times on the monotonic clock."""
 
     pool: str
@@ -39,7 +40,7 @@ class OwnMinute(msgspec.Struct):
 
     at_s: float
     """Begin of the minute, in seconds since the epoch."""
-    slowest: End
+    slowest: EndedRequest
     requests: int = 0
     queue_s: float = 0.0
     not_served: int = 0
@@ -47,5 +48,5 @@ class OwnMinute(msgspec.Struct):
     """Reason of the latest request that was not served."""
 
 
-def took_s(end: End) -> float:
+def took_s(end: EndedRequest) -> float:
     return end.ended_s - end.dispatched_s + end.queue_s

@@ -25,7 +25,7 @@ def arrived_s(line: Line) -> float:
 
 
 class LogExcerpt:
-    """The asked requests, and the requests that were dispatched while they waited. Raises TraceError.
+    """The requests that were asked about, and the requests dispatched while they waited. Raises TraceError.
 
     Files are read twice, so that only the asked requests are held in memory.
 

@@ -39,7 +39,7 @@ _HELD_BACK: Final = "fairgate_held_back_seconds"
 
 
 @dataclass(slots=True)
-class _Ended:
+class _OutcomeTotals:
     """Requests of one tenant and model that ended with one outcome. Tenants may share distributions."""
 
     waits: _Distribution
@@ -57,7 +57,7 @@ class _TenantTotals:
     output: int = 0
     cached: int = 0
     wasted: int = 0
-    ways: dict[str, _Ended] = field(default_factory=dict)
+    ways: dict[str, _OutcomeTotals] = field(default_factory=dict)
     first_tokens: _Distribution | None = None
 
 
@@ -173,12 +173,12 @@ class Metrics:
         [model] = _label(self._models, (record.model,), MODELS_MAX)
         return self._by_tenant.setdefault((pool, tenant, model), _TenantTotals(tenant, model))
 
-    def _new_outcome(self, tenant_totals: _TenantTotals, record: RequestRecord) -> _Ended:
+    def _new_outcome(self, tenant_totals: _TenantTotals, record: RequestRecord) -> _OutcomeTotals:
         """Add the counts of an outcome that this tenant has not had before."""
         pool, outcome = record.pool, record.outcome
         of = (pool, self._in_histograms_as(pool, tenant_totals.tenant), outcome)
         totals = self._distribution(_REQUEST, (pool, outcome))
-        way = tenant_totals.ways[outcome] = _Ended(self._distribution(_QUEUE, of), totals)
+        way = tenant_totals.ways[outcome] = _OutcomeTotals(self._distribution(_QUEUE, of), totals)
         return way
 
     def _distribution(self, name: str, labels: tuple[str, ...]) -> _Distribution:

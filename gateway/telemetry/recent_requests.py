@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice, takewhile
 from typing import Final
 
-from gateway.telemetry.ends import End, OwnMinute, took_s
+from gateway.telemetry.ends import EndedRequest, OwnMinute, took_s
 from gateway.telemetry.record import Outcome, RequestRecord
 
 WINDOW_S: Final = 60.0
@@ -27,7 +27,7 @@ class RecentRequests:
     """The latest ends of requests that asked for admission."""
 
     def __init__(self, ends_max: int = ENDS_MAX) -> None:
-        self._ends: deque[End] = deque(maxlen=ends_max)
+        self._ends: deque[EndedRequest] = deque(maxlen=ends_max)
         self._ends_max = ends_max
         self._epoch_s = time.time() - time.monotonic()
         self._minutes: OrderedDict[tuple[str, float], OwnMinute] = OrderedDict()
@@ -42,36 +42,36 @@ class RecentRequests:
         if request is None or not record.pool:
             return
         service = record.service
-        self._add(End(
+        self._add(EndedRequest(
             record.pool, record.tenant, request.weight, record.outcome, record.reason, record.dispatched_s,
             record.ended_s, record.queue_s, service_of(request.progress.charged, service.prompt, service.output),
             record.id, record.app, record.model, record.backend, record.waited_s, record.first_token_s, service.prompt,
             service.output,
         ))  # fmt: skip
 
-    def within(self, now: float, window_s: float = WINDOW_S) -> tuple[list[End], float]:
+    def within(self, now: float, window_s: float = WINDOW_S) -> tuple[list[EndedRequest], float]:
         """Return the ends within the window, the latest first, and the seconds that they cover."""
         found = list(self.ended_since(now - window_s))
         if len(found) < self._ends_max:
             return found, window_s
         return found, max(1.0, now - found[-1].ended_s)
 
-    def ended_since(self, since_s: float) -> Iterator[End]:
+    def ended_since(self, since_s: float) -> Iterator[EndedRequest]:
         """Yield the ends since this time, the latest first."""
         return takewhile(lambda end: end.ended_s >= since_s, reversed(self._ends))
 
-    def latest_after(self, known: int) -> list[End]:
+    def latest_after(self, known: int) -> list[EndedRequest]:
         """Return the ends after the first `known`, the latest last. If there were fewer, `known` counts an earlier
         process's ends, and all are returned.
         """
         return self.latest(self.count - known if known <= self.count else self.count)[::-1]
 
-    def add_reported(self, ends: Iterable[End]) -> None:
+    def add_reported(self, ends: Iterable[EndedRequest]) -> None:
         """Add the ends that other processes report, the latest last."""
         for end in ends:
             self._add(end)
 
-    def _add(self, end: End) -> None:
+    def _add(self, end: EndedRequest) -> None:
         self.count += 1
         self._ends.append(end)
         if self.count >= self._fold_at:
@@ -102,7 +102,7 @@ class RecentRequests:
         self._fold()
         return sorted([one for (name, _), one in self._minutes.items() if name == tenant], key=lambda one: one.at_s)
 
-    def latest(self, count: int) -> list[End]:
+    def latest(self, count: int) -> list[EndedRequest]:
         """Return the latest ends, the latest first."""
         return list(islice(reversed(self._ends), count))
 

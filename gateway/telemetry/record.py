@@ -51,8 +51,8 @@ class RequestRecord:
         first_token_s: from arrival; None if no token was seen (the answer was not streamed, or there was none).
         outcome: as in `Outcome`. reason: why it did not complete.
         ended_s: when it ended. total_s: from arrival to the end.
-        waited_s: once it has ended, its wait in seconds by obstacle. Their sum is `queue_s` without the time in which
-            the gateway read the request.
+        waited_s: once it has ended, its wait in seconds by obstacle. The sum is `queue_s` without the time in which the
+            gateway read the request.
         service: tokens received.
     """
 

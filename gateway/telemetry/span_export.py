@@ -45,7 +45,8 @@ _OPERATIONS: Final = {
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
 }
-"""Operations by path, as the conventions name them (`gen_ai.operation.name`). They have no name for other paths."""
+"""Operations by path, as the conventions name them (`gen_ai.operation.name`). The conventions have no name for other
+paths."""
 
 
 class SpanExport(SpanExporter):

@@ -21,7 +21,7 @@ from gateway.telemetry.metric_families import single
 from gateway.telemetry.record import RequestRecord
 from gateway.usage.counts import UsageCounts
 from gateway.usage.thread import CLOSE_S, DatabaseThread
-from gateway.usage.written import WRITERS_KEPT_S, Batch, add, forget, used_before
+from gateway.usage.written import WRITERS_KEPT_S, UsageBatch, add, forget, used_before
 from policies.limits.quotas import Quotas
 
 logger = logging.getLogger("fairgate")
@@ -46,7 +46,7 @@ class UsageRecorder:
         self._numbered = self._written = self._lost = 0
         """Requests since the start: in batches, in written batches, and in written batches that were lost."""
         self._wrote_s = 0.0
-        self._batch: Batch | None = None
+        self._batch: UsageBatch | None = None
         """Batch that is not known to be written."""
         self._dropped_reported = 0
         self._forgot_s = float("-inf")
@@ -55,8 +55,8 @@ class UsageRecorder:
         self._flushing = asyncio.Lock()
 
     async def open(self) -> None:
-        """Connect, and seed the limits with stored usage. Raise StoreRefused if the database cannot be used at all. One
-        that is unavailable is only noted as a fault.
+        """Connect, and seed the limits with stored usage. Raise StoreRefused if the database cannot be used at all. A
+        database that is unavailable is only noted as a fault.
         """
         try:
             await self._go_on()
@@ -125,14 +125,14 @@ class UsageRecorder:
         yield single("fairgate_usage_waiting_sums", waiting)
         yield single("fairgate_usage_requests_dropped_total", self.counts.requests_dropped + self._lost)
 
-    async def _next(self) -> Batch | None:
+    async def _next(self) -> UsageBatch | None:
         """Return the batch to write, after the limits were seeded; None if there is nothing to write."""
         if self._batch is None:
             await self._go_on()
             if len(self.counts):
                 sums = self.counts.take()
                 self._numbered += max(1, sum(totals.requests for totals in sums.values()))
-                self._batch = Batch(self._writer, self._numbered, sums)
+                self._batch = UsageBatch(self._writer, self._numbered, sums)
         return self._batch
 
     async def _go_on(self) -> None:

@@ -38,7 +38,7 @@ _USED = (
 )
 
 
-class Batch(NamedTuple):
+class UsageBatch(NamedTuple):
     """Usage that one gateway writes at once. `number` identifies it: the gateway's requests up to its end."""
 
     writer: str
@@ -63,7 +63,7 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def add(database: Database, batch: Batch, now_s: int) -> int:
+def add(database: Database, batch: UsageBatch, now_s: int) -> int:
     """Add a batch unless it was added before, which is not known after a fault.
 
     Return the number of the writer's previous batch, 0 without one. The number is too small if an older copy has

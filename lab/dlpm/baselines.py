@@ -16,7 +16,7 @@ from policies.request import Request
 EXPLOIT_SHARE = 0.5
 """Preble goes where the prefix is when more of a prompt is cached there than has to be computed."""
 NO_FAIRNESS = DlpmParams(quantum=inf)
-"""With an infinite quantum all are in the same round for ever: longest prefix match alone."""
+"""Longest prefix match alone: with an infinite quantum all are in the same round for ever."""
 
 
 def lpm() -> Policy:

@@ -49,7 +49,7 @@ A10G = replace(
 )  # fmt: skip
 """24 GB: 6.4 GB of weights per step, 112 KiB of KV per token, so 120,000 tokens fit."""
 SEEDS = (42, 1, 2)
-"""Of the workloads. What is shown is the mean: with one, a few reloads of documents decide a ratio."""
+"""Seeds of the workloads. Pages show the mean: with one seed, a few reloads of documents decide a ratio."""
 QUANTA = (2000.0, 5000.0, 20_000.0, 80_000.0)
 BACKEND_QUANTA = (2000.0, 40_000.0, 200_000.0, 1_000_000.0, inf)
 MISBEHAVES = "0"
@@ -235,7 +235,7 @@ WORKLOADS: Mapping[str, Loaded] = {
 """Two minutes of arrivals, which come faster than they are served, with the paper's answers of 256 tokens. Load grows
 with the workers; what is open is several times a worker's cache. As in the paper, trees stop at four workers."""
 WORKER_SEEDS: Mapping[int, Sequence[int]] = {1: (42, 1), 2: (42, 1), 4: (42,), 8: (42,)}
-"""By number of workers: the more there are, the more programs one seed has."""
+"""Seeds by number of workers: the more workers, the more programs one seed has."""
 LOCAL_QUANTUM = 20_000.0
 PREBLE = "Preble-like"
 UNFAIR = "D2LPM, infinite quantum"

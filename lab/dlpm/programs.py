@@ -21,11 +21,11 @@ from simulation.run import Arrival, Record
 BLOCK_TOKENS = 64
 """Block size of the engines that serve it. Coarser than vLLM's 16, so that long documents simulate fast."""
 QUESTION_TOKENS = 64
-"""What is asked about a document, or of a judge: never shared."""
+"""Tokens of a question about a document, or to a judge: never shared."""
 SEED = 42
 
 Misbehaviour = Literal["none", "more", "longer"]
-"""Of the first client: none, S1, S2."""
+"""Misbehaviour of the first client: none, S1, S2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +78,14 @@ class Programs:
                 yield self._arrival(number, call, program.starts_s)
 
     def next_arrival(self, record: Record, now: float) -> Sequence[Arrival]:
-        """What follows when this call has ended."""
+        """Return the arrivals that follow when this call has ended."""
         number, call = self._calls.pop(record.arrival.id)
         self._open[number] -= 1
         self._ended_s[number] = now
         return [self._arrival(number, child, now) for child in call.children]
 
     def latencies_s(self) -> dict[str, list[float]]:
-        """By client: seconds from the start to the last answer of each program that has ended."""
+        """Return by client the seconds from the start to the last answer of each program that has ended."""
         found: dict[str, list[float]] = {}
         for program, open_calls, ended_s in zip(self._programs, self._open, self._ended_s, strict=True):
             if not open_calls and ended_s:
@@ -192,7 +192,7 @@ def judge(
 
 
 class _Maker:
-    """What is drawn, from one seed."""
+    """The random draws of one seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)

@@ -16,7 +16,7 @@ from simulation.run import Arrival, Record
 
 
 class PlannedCall(NamedTuple):
-    """One call of an interaction. `system_tokens` of the prompt are the app's own instructions."""
+    """A call of an interaction. `system_tokens` of the prompt are the app's own instructions."""
 
     prompt_tokens: int
     output_tokens: int
@@ -37,7 +37,7 @@ class PlannedInteraction:
     weight: float = 1.0
 
     def arrival(self, stage: int, now: float) -> Arrival:
-        """Its call of this stage, from 1, sent at this time."""
+        """Return the call of this stage, from 1, sent at this time."""
         call = self.calls[stage - 1]
         claim = Claim(self.id, stage, begins=stage == 1, ends=stage == len(self.calls), explicit=True)
         return Arrival(
@@ -89,7 +89,7 @@ class InteractionClients:
             yield interaction.arrival(1, interaction.starts_s)
 
     def next_arrival(self, record: Record, now: float) -> Arrival | None:
-        """What the client sends when this call has ended at this time: its next call, or nothing."""
+        """Return what the client sends when this call has ended at this time: its next call, or nothing."""
         course = self.courses[record.arrival.claim.id]
         course.records.append(record)
         interaction, stage = course.interaction, len(course.records)

@@ -72,7 +72,7 @@ class _App:
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """Who sends how much? Rates in requests (calls) per second over all, `duration_s` in seconds."""
+    """The senders and their rates, in requests (calls) per second over all; `duration_s` in seconds."""
 
     users: int = 1010
     abusers: int = 3
@@ -152,7 +152,7 @@ def _apps(rng: Random) -> list[_App]:
 
 
 def _left(given: Weighted, free: Weighted) -> float:
-    """By how much must the free values be multiplied so that the weighted mean of all is 1?"""
+    """Return the factor of the free values that makes the weighted mean of all 1."""
     total = sum(weight for weight, _ in [*given, *free])
     return (total - sum(weight * value for weight, value in given)) / sum(weight * value for weight, value in free)
 

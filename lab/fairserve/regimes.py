@@ -24,7 +24,7 @@ MANY = replace(POPULATION, abusers=60)
 NONE = replace(POPULATION, abusers=0, abusive_rate=0.0, benign_rate=5.7)
 REGIMES: Mapping[str, Population] = {"few abusers": FEW, "many abusers": MANY, "no abusers": NONE}
 SEEDS = (POPULATION.seed, 1, 2)
-"""Of the frontier."""
+"""Seeds of the frontier."""
 OVERLOAD = ((0.95, 0.85), (0.9, 0.8), (0.85, 0.7), (0.7, 0.5), (0.5, 0.3))
 """Shares of the KV cache at which overload begins and ends. The first is the default."""
 WINDOW_TOKENS = 65_536.0
@@ -39,7 +39,7 @@ VARIANTS: Mapping[str, Make] = {
 
 
 def served(population: Population, name: str, engine: AdmissionEngine) -> Study:
-    """What becomes of this population under this engine?"""
+    """Return the study of this population under this engine."""
     return study(name, engine, workload(population), population.duration_s / 10, population.duration_s)
 
 
@@ -65,7 +65,7 @@ def _run(inputs: Inputs) -> Findings:
 
 
 def _points(bounds: tuple[float, float]) -> list[ThresholdPoint]:
-    """This threshold on the workload of each seed."""
+    """Return the points of this threshold on the workload of each seed."""
     points = []
     for seed in SEEDS:
         population = replace(FEW, seed=seed)

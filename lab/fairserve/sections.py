@@ -27,9 +27,9 @@ from simulation.statistics import percentile
 
 POPULATION = Population()
 SEEDS = (1, 2, 3, 4)
-"""Of further populations, which see VTC and FairServe only."""
+"""Seeds of further populations, which see VTC and FairServe only."""
 SHOWN_APPS = (14, 7, 12)
-"""Of the paper's table 4."""
+"""Applications of the paper's table 4."""
 LIMIT = 10
 """Interactions that a user may start within a minute, under overload.
 
@@ -60,7 +60,7 @@ def compare(population: Population, only: Collection[str] = tuple(POLICIES)) -> 
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """What is kept of VTC and FairServe on one workload: shares of users that are delayed, cuts, refusals."""
+    """The results of VTC and FairServe on one workload: shares of users that are delayed, cuts, refusals."""
 
     delayed: float
     delayed_inside: float
@@ -95,7 +95,7 @@ def _run(inputs: Inputs) -> Findings:
 
 
 def rows(studies: Mapping[str, Study], found: Collection[Seed]) -> list[Row]:
-    """What is required of FairServe against the others, table 3, and what else the paper prints."""
+    """Return the rows: requirements of FairServe against the others, table 3, and what else the paper prints."""
     vtc, fair = studies["VTC"], studies["FairServe"]
     flat = [studies[f"RPM({limit})"] for limit in RPM_LIMITS]
     (abusers, refused) = fair.refusals()
@@ -168,7 +168,7 @@ PUBLISHED = {
     "FS (W)": ("", "12217 + 267", "42.82", "", ""),
     "FS (W+I)": ("0", "12248 + 268", "42.53", "96.67 / 100", "99.45 / 100"),
 }
-"""By policy: wasted tokens, and the columns of table 3."""
+"""Wasted tokens, and the columns of table 3, by policy."""
 
 
 def _shown(one: Study) -> list[Row]:

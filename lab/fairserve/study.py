@@ -42,7 +42,7 @@ class Provided(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Study:
-    """What became of one workload under one policy?"""
+    """The results of one workload under one policy."""
 
     name: str
     run: SimulationResult
@@ -50,7 +50,7 @@ class Study:
     start_s: float
     end_s: float
     kv_at_refusal: list[float]
-    """What share of the KV cache requests held whenever one was throttled."""
+    """Share of the KV cache that requests held, at each throttled request."""
     calm_refusals: int
     """Requests throttled while the pool was not overloaded."""
 
@@ -162,7 +162,7 @@ def _completed(courses: Sequence[Course]) -> float:
 
 
 def _users_answered(courses: Iterable[Course]) -> float:
-    """Of the users who got any answer, how many got a final response?"""
+    """Return the share of users with a final response among the users who got any answer."""
     users: dict[str, bool] = defaultdict(bool)
     for course in courses:
         users[course.interaction.flow.tenant] |= course.completed

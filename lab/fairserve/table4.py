@@ -22,7 +22,7 @@ DURATION_S = 900.0
 """About what the printed requests, served, take at the printed throughput."""
 TIMEOUT_S = 60.0
 USERS = 10
-"""Of each application. A user is a tenant."""
+"""Users of each application. A user is a tenant."""
 SEEDS = (1, 2, 3, 4, 5, 6)
 UNBOUNDED = 1e6
 """Calls."""
@@ -44,7 +44,7 @@ POLICIES: Mapping[str, Callable[[], AdmissionEngine]] = {
 
 
 class Published(NamedTuple):
-    """What table 4 prints of one policy: for applications 14, 7 and 12, and in section 5.5."""
+    """The values that table 4 prints of one policy: for applications 14, 7 and 12, and in section 5.5."""
 
     served: str
     prompt_rate: str
@@ -91,7 +91,7 @@ def rows(studies: Mapping[str, Sequence[Study]]) -> list[Row]:
 
 
 def _shares(one: Study) -> list[float]:
-    """Of the prompt tokens that are computed, those of each application."""
+    """Return the share of each application in the computed prompt tokens."""
     rates = [one.app(number)[1] for number in TABLE_4]
     return [rate / sum(rates) for rate in rates]
 

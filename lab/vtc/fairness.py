@@ -22,7 +22,7 @@ TICKS = 20
 
 
 class Served(NamedTuple):
-    """One request of a run, by times from the run's start, in seconds. A rejected one has no times."""
+    """A request of a run, by times from the run's start, in seconds. A rejected request has no times."""
 
     client: str
     input_tokens: int
@@ -42,7 +42,7 @@ class Discrepancy:
 
 
 def served(records: Iterable[Record]) -> list[Served]:
-    """What these measures need to know of a simulated run: each request that was completed or rejected."""
+    """Return each request of a simulated run that was completed or rejected."""
     return [
         Served(
             record.arrival.flow.tenant, record.arrival.prompt_tokens, record.arrival.output_tokens,

@@ -25,7 +25,7 @@ SERVICE = "weighted tokens per second"
 
 
 class _Scene:
-    """One run and what is asked of it."""
+    """A run, and the questions to it."""
 
     def __init__(self, scheduler: Scheduler, arrivals: Sequence[Arrival]) -> None:
         self.run: SimulationResult = serve(scheduler, arrivals)

@@ -79,7 +79,7 @@ def serve_in_engine(
 
 
 class _Running:
-    """One request in the batch, in KV tokens: what it uses, and what its answer still adds after the next one."""
+    """A request in the batch, in KV tokens: its present use, and what its answer still adds after the next token."""
 
     __slots__ = ("left", "record", "request", "used")
 
@@ -193,7 +193,7 @@ class _Loop(OneEngine):
         return now
 
     def _emit(self, batch: list[_Running], now: float) -> None:
-        """One more token for each of these."""
+        """Add a token to each of these requests."""
         self._has_uncharged = True
         ended = False
         for each in batch:

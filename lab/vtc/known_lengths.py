@@ -20,7 +20,7 @@ class KnownLengths:
         self._expected_tokens = expected_tokens
 
     def estimate(self, request: Request) -> tuple[float, int]:
-        """Its entry, at most what the request allows. KeyError for a request that is not in the table."""
+        """Return the request's entry, at most what the request allows. Raise KeyError for an unknown request."""
         expected = min(self._expected_tokens[request.id], float(request.output_tokens_max))
         return expected, ceil(expected)
 

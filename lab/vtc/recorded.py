@@ -42,7 +42,7 @@ class _RunMeta(Struct):
 
 @dataclass(slots=True)
 class RecordedRun:
-    """One run of the table, in the order of its lines."""
+    """A run of the table, in the order of its lines."""
 
     run: str
     scheduler: str
@@ -124,7 +124,7 @@ def _served(path: Path, number: int, row: _Row) -> Served:
 
 
 def _total_times_s(path: Path) -> dict[str, float]:
-    """Of each run that the file beside it tells of; empty if there is no such file."""
+    """Return the total time of each run in the file beside this one; empty if there is no such file."""
     beside = path.with_name(path.name.removesuffix(".gz").removesuffix(".csv") + ".meta.json")
     if not beside.exists():
         return {}

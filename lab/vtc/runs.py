@@ -85,14 +85,14 @@ def serve(
     cost: Cost = LINEAR,
     seed: int = 0,
 ) -> SimulationResult:
-    """One run in the paper's engine loop."""
+    """Run one workload in the paper's engine loop."""
     lengths = scheduler.lengths(arrivals, seed) if scheduler.lengths is not None else None
     return serve_in_engine(arrivals, scheduler.policy(cost), loop=loop, lengths=lengths)
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """What the tables print of one run."""
+    """The values that the tables print of one run."""
 
     difference: Discrepancy
     tokens_per_s: float

@@ -20,7 +20,7 @@ _NO_PRESSURE = Pressure(False, "")
 
 
 class Inside:
-    """What is inside the engine, those included that are sent to it before its next step."""
+    """The requests inside the engine, including those sent before its next step."""
 
     def __init__(self, profile: EngineProfile) -> None:
         self.profile = profile
@@ -31,7 +31,7 @@ class Inside:
         self.kv_blocks = 0
         """Held, or about to be held by the prompts of those sent since the last step."""
         self.prompt_tokens = 0
-        """Of those sent since the last step."""
+        """Prompt tokens of the requests sent since the last step."""
 
     def blocks(self, request: Request) -> int:
         return -(-request.prompt_tokens // self.profile.block_size)

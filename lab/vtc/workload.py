@@ -43,7 +43,7 @@ def on_off(on_rate: float, steady_rate: float, duration_s: float = 600.0, *, see
 def poisson_short_long(
     rates: Sequence[float], tokens: Sequence[Tokens], duration_s: float = 600.0, *, seed: int = SEED
 ) -> list[Arrival]:
-    """One Poisson stream; each client has its share of it: figures 7 and 8."""
+    """Return one Poisson stream; each client has its share of it: figures 7 and 8."""
     random = Random(seed)
     streams: list[list[float]] = [[] for _ in rates]
     time = random.expovariate(sum(rates) / 60)

@@ -55,7 +55,7 @@ class Peers(Protocol):
     def ask(self, engine: Asker, request: Request) -> None:
         """Ask the others about a request of `engine`. Call its `peers_asked`, then `decided` with the answer."""
 
-    def let_go(self, request: Request) -> None:
+    def forget(self, request: Request) -> None:
         """Forget a request that no longer needs an answer."""
 
 
@@ -282,7 +282,7 @@ class AdmissionCore:
     def _withdraw(self, request: Request, now: float) -> None:
         """Remove a request from the queue without service."""
         if self.peers is not None and request.progress.state is not State.QUEUED:
-            self.peers.let_go(request)
+            self.peers.forget(request)
         self.requests.withdrawn(request, now)
 
     def _reject(self, request: Request, refused: Refused, now: float, pressure: Pressure) -> Reject:

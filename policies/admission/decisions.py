@@ -42,7 +42,7 @@ class Dispatch:
 
 
 class Reject(NamedTuple):
-    """The decision that a request is not served."""
+    """The decision to reject a request."""
 
     id: str
     reason: Refusal

@@ -33,14 +33,14 @@ class Event:
 
 
 class IllegalEvent(Exception):
-    """The error that an event is impossible in the state of its request. Nothing has changed."""
+    """An event that is impossible in the state of its request. Nothing has changed."""
 
     def __init__(self, request_id: str, state: State, event: Event) -> None:
         super().__init__(f"request {request_id} is {state.value}: it cannot be {event.name}")
 
 
 class UnknownRequest(Exception):
-    """The error that no request with this id waits or is dispatched here. Nothing has changed."""
+    """An id of no queued or dispatched request. Nothing has changed."""
 
     def __init__(self, request_id: str) -> None:
         super().__init__(f"request {request_id} is not here: it has ended, or never came")

@@ -120,7 +120,7 @@ class Policy:
         """Return the numbers that decide this flow's place, by name."""
         return self.order.explain(flow, now)
 
-    def give_up(self, request: Request, now: float) -> None:
+    def refund(self, request: Request, now: float) -> None:
         """Refund a dispatched request, because another policy will charge it."""
         order: Order = request.progress.order
         order.charge(request, ServiceTokens(0, 0), now, final=True)
@@ -212,7 +212,7 @@ class AssignedPolicy(Policy):
                 continue
             selection = schedule(order, engines, only=name)
             if isinstance(selection, Selection):
-                return self._dispatched(selection, order)
+                return self._record_dispatch(selection, order)
             if isinstance(selection, Blocked):
                 if blocked is None:
                     blocked = selection
@@ -226,7 +226,7 @@ class AssignedPolicy(Policy):
             if not count and not len(self._orders[name]):
                 selection = schedule(longest, engines, only=name)
                 if isinstance(selection, Selection):
-                    return self._dispatched(selection, longest)
+                    return self._record_dispatch(selection, longest)
         return blocked
 
     def remove(self, request: Request, now: float) -> None:
@@ -315,7 +315,7 @@ class AssignedPolicy(Policy):
         self._orders[engine].remove(request, now)
         self._assignment.moved(request, engine, None)
 
-    def _dispatched(self, selection: Selection, order: Order) -> Selection:
+    def _record_dispatch(self, selection: Selection, order: Order) -> Selection:
         """Record whether a request was dispatched to its assigned engine, or taken by another engine."""
         request, engine = selection.request, selection.backend
         assigned = self._left(request)

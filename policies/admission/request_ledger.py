@@ -96,7 +96,7 @@ class RequestLedger(PoolTables):
             self.end_quota(request, NO_SERVICE, now)
 
     def handed_over(self, request: Request, now: float) -> None:
-        """Remove a request that fails over to another pool. Its interaction still has it under way."""
+        """Remove a request that fails over to another pool. The interaction still has the request under way."""
         self._apply(lifecycle.HANDED_OVER, request)
         self._wait_no_more(request, now)
         self._leave_line(request, now)

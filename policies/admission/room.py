@@ -184,7 +184,7 @@ class PoolRoom:
             full, ledgers = self._full[traits[0]], self._open[traits[0]]
         if known is not None and known[1] == traits:
             return self._ask_changed(request, known, full, but)
-        return self._ask(request, traits, None, full, list(ledgers.values()), but)
+        return self._ask_ledgers(request, traits, None, full, list(ledgers.values()), but)
 
     def _ask_changed(
         self, request: Request, known: Answers, full: dict[str, None], but: str | None
@@ -201,15 +201,15 @@ class PoolRoom:
                 blocked.set(name, Obstacle.SLOTS)
             else:
                 ledgers.append(self._backends[name])
-        return self._ask(request, traits, blocked, full, ledgers, but)
+        return self._ask_ledgers(request, traits, blocked, full, ledgers, but)
 
-    def _ask(
+    def _ask_ledgers(
         self, request: Request, traits: StartTraits, blocked: Blocked | None, full: dict[str, None],
         ledgers: list[BackendLedger], but: str | None,
     ) -> Sequence[BackendLedger] | Blocked:  # fmt: skip
         """Return those of these engines that have room, or `Blocked` with their obstacles added to the known ones.
 
-        If none are known, the engines in `full` have no slot.
+        If no obstacles are known, the engines in `full` have no slot.
         """
         free: list[BackendLedger] = []
         found: dict[str, Obstacle | None] = {}

@@ -141,7 +141,7 @@ def _beside(
             order.take(request)
             return Selection(request, placed)
         if reserved is not None and not blocked.others and not request.can_wait:
-            blocked.others = (placed.but(reserved),)
+            blocked.others = (placed.without(reserved),)
     return blocked
 
 

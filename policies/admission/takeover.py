@@ -45,7 +45,7 @@ class Setup:
     Attributes:
         slots: by engine, the sequences that it runs at once; None if that is learned.
         weights: changed weights of tenants.
-        interactions, quotas: counted over all pools. Their settings are replaced elsewhere.
+        interactions, quotas: counted over all pools, and configured elsewhere.
     """
 
     limits: QueueLimits
@@ -170,8 +170,8 @@ def has_place(engine: AdmissionEngine, request: Request) -> bool:
 def move(source: AdmissionEngine, target: AdmissionEngine, request: Request, moved: Request, now: float) -> None:
     """Move a queued request to another pool, where it is `moved`: a request for the target with its progress.
 
-    Its deadline stays. Limits that the request passed at arrival are not checked again. The target decides nothing yet
-    and must be woken.
+    The request's deadline stays. Limits that the request passed at arrival are not checked again. The target decides
+    nothing yet and must be woken.
     """
     wait = moved.progress.wait
     assert wait is not None
@@ -236,7 +236,7 @@ def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
     if before.order.units != policy.order.units or None in queues:
         # The new policy counts in other units, so running requests are charged anew.
         for lease in leases:
-            before.give_up(lease.request, now)
+            before.refund(lease.request, now)
     for backlog, (of_tenants, of_flows) in zip(backlogs, usual, strict=True):
         backlog.usual, backlog.usual_of_flow = of_tenants, of_flows
     for lease in leases:

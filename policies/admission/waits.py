@@ -105,7 +105,7 @@ class Waits:
 
 
 def seconds_of(wait: Wait | None) -> Mapping[str, float]:
-    """Return the seconds by obstacle of a wait that has ended. Their sum is the whole wait."""
+    """Return the seconds by obstacle of a wait that has ended. The sum is the whole wait."""
     return NEVER_WAITED if wait is None else _with_rest(wait.by.copy(), wait, wait.ended_s)
 
 

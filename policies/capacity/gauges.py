@@ -80,7 +80,7 @@ class EngineFacts(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """A gateway's part of an engine that several gateways use, and the use by the others now."""
+    """A gateway's part of an engine that several gateways share, and what the other gateways use of the engine now."""
 
     sequences: int
     kv_tokens: int

@@ -75,7 +75,7 @@ class KvCache:
         self._unstreamed: dict[str, Lease] = {}
         """Leases of started requests that are not streamed, so their outputs are estimated."""
         self._forecast = KvForecast()
-        """Forecast of all leases. Its clock was `_forecast_clock` at the time `_forecast_s`."""
+        """Forecast of all leases. The forecast's clock was `_forecast_clock` at the time `_forecast_s`."""
         self._forecast_s = 0.0
         self._forecast_clock = 0.0
         self._forecast_part = 1.0
@@ -218,8 +218,8 @@ class KvCache:
 
         Args:
             elsewhere: use of the engine by other gateways.
-            preempted: the engine has preempted requests that the ledger counts as running. They hold no KV, so a gauge
-                below the ledger says nothing about shared prefixes.
+            preempted: the engine has preempted requests that the ledger counts as running. Preempted requests hold no
+                KV, so a gauge below the ledger says nothing about shared prefixes.
         """
         if gauges.block_size and gauges.block_size != self._block_size:
             sequences = sum([lease.request.sequences for lease in self._leases.values()])

@@ -46,10 +46,10 @@ NEVER: Final = -1
 def still_to_come(expected: float, reserved: float, most: float, done: float) -> tuple[float, float]:
     """Return the least number of tokens that an answer still adds, and the width of the stretch in which it then ends.
 
-    Similar answers take `expected` tokens on average, and nine of ten take at most `reserved`. This fits answers that
-    end at random from some length on: the mean ahead of such an answer does not depend on the tokens it has taken. An
-    answer near its reserve may well outgrow the reserve, and then adds a quarter of its length on average. An answer
-    ends at `most` at the latest.
+    Similar answers take `expected` tokens on average, and nine of ten take at most `reserved`. The estimate fits
+    answers that end at random from some length on: the mean ahead of such an answer does not depend on the tokens it
+    has taken. An answer near its reserve may well outgrow the reserve, and then adds a quarter of its length on
+    average. An answer ends at `most` at the latest.
     """
     mean = max(0.0, reserved - expected) / LATE
     least = max(0.0, expected - mean - done)
@@ -405,12 +405,12 @@ class KvForecast:
         level = (self._l0 + self._l1 * self.clock) / capacity_tokens
         missing = max(0.0, 1.0 - TOLERATED - level)
         ahead = work / capacity_tokens + candidate.whole * CATCHING_UP * missing + candidate.spread
-        return self._lead(capacity_tokens) + work <= capacity_tokens * ahead
+        return self._excess_work(capacity_tokens) + work <= capacity_tokens * ahead
 
-    def _lead(self, capacity_tokens: float) -> float:
-        """Return the started work beyond what a cache of this size gets through, at its largest over the last k steps.
+    def _excess_work(self, capacity_tokens: float) -> float:
+        """Return the token-steps of started work beyond what the capacity serves.
 
-        In token-steps, and 0 at least.
+        The value is the maximum over the last k steps, for any k, and 0 at least.
         """
         clock, lead, work = self.clock, 0.0, 0.0
         all_work = self._w0 + (self._w1 + self._w2 * clock) * clock

@@ -350,8 +350,8 @@ class BackendLedger:
     def observe(self, gauges: Gauges, now: float, *, arrived_s: float = float("-inf")) -> None:
         """Correct the model by the engine's gauges, from a page of metrics or after a step.
 
-        Of gauges that are older than `gauge_trust_s`, the requests and the KV usage are ignored. `arrived_s`: when the
-        last request came.
+        The requests and the KV usage of gauges older than `gauge_trust_s` are ignored. `arrived_s`: when the last
+        request came.
         """
         self.usual.ran(self.sequences_in_all(), now)
         before, self._gauges = self._gauges, gauges

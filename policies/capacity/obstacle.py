@@ -79,7 +79,7 @@ class Blocked:
         obstacles = dict.fromkeys(engines, why)
         return Blocked(request, obstacles, {why: len(obstacles)} if obstacles else {})
 
-    def but(self, engine: str) -> Blocked:
+    def without(self, engine: str) -> Blocked:
         """Return the obstacles at the other engines."""
         others = Blocked(self.request, self.obstacles.copy(), self._counts.copy())
         others.set(engine, None)

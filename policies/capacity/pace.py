@@ -75,7 +75,7 @@ class UsualLoad:
 class PrefillWindow:
     """A limit of the prompt tokens that are between dispatch and first token at a time.
 
-    One step of the engine prefills many short prompts, or part of a long one. The window grows if it delays requests
+    An engine's step prefills many short prompts, or part of a long prompt. The window grows if it delays requests
     although the engine has no queue: otherwise an engine with short steps would idle between a first token and the
     arrival of the next prompt. The window shrinks while the engine has a queue, to the tokens of one step at least.
     """
@@ -109,9 +109,9 @@ class PrefillRate:
     """The prompt tokens that an engine computes in a second while it has prompts to compute.
 
     A prompt's time has other parts beside its own tokens, such as a step's fixed time and the sequences that decode
-    meanwhile. They weigh least in the longest prompts. So prompts are grouped by size, and the rate is that of the best
-    size. Idle times do not count, and short prompts do not change the rate of long ones. If the engine reports each of
-    its steps, the tokens and the time of a step count instead.
+    meanwhile. The other parts weigh least in the longest prompts. So prompts are grouped by size, and the rate is that
+    of the best size. Idle times do not count, and short prompts do not change the rate of long ones. If the engine
+    reports each of its steps, the tokens and the time of a step count instead.
     """
 
     __slots__ = ("_reports_steps", "_sizes", "_stepped_s", "seen", "tokens_per_s")

@@ -93,7 +93,8 @@ class Context:
 
 
 class WorkingSet:
-    """The contexts of the interactions that are under way in one pool. Their tokens are usage of the pool's tree."""
+    """The contexts of the interactions that are under way in one pool. The contexts' tokens are usage of the pool's
+    tree."""
 
     def __init__(self, tree: PoolTree) -> None:
         self.capacity_tokens = 0
@@ -192,7 +193,7 @@ class WorkingSet:
     def _turn_s(self, request: Request) -> float:
         """Return when a start whose tenant holds nothing may enter without room: after a wait of `hold_s`; else inf.
 
-        One such start enters per `hold_s`.
+        Each `hold_s`, one such start enters.
         """
         wait = request.progress.wait
         if wait is None or request.can_wait or self._tree.context_tokens(request.flow.tenant):
@@ -253,7 +254,7 @@ class WorkingSet:
     def left(self, request: Request, service: ServiceTokens, now: float) -> None:
         """Note that the request ended, or left the queue.
 
-        Its interaction counts for `hold_s` more, unless the client said that the interaction is over.
+        The interaction counts for `hold_s` more, unless the client said that the interaction is over.
         """
         progress = request.progress
         context, progress.context = progress.context, None

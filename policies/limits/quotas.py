@@ -134,7 +134,7 @@ def user_of(tenant: str, user: str) -> str:
 
 
 class Quotas:
-    """The limits of every member, and how much each has used. One object may serve several pools."""
+    """The limits of every member, and how much each has used. Several pools may share the object."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class Quotas:
         self._of_models, self._has_names = other._of_models, other._has_names
 
     def set_issued(self, quotas: Mapping[str, Quota]) -> None:
-        """Replace the quotas of issued keys, by member name. They override configured quotas."""
+        """Replace the quotas of issued keys, by member name. Quotas of keys override configured quotas."""
         self._issued = {name: _rules(quota, name) for name, quota in quotas.items()}
 
     def members(self, leaf: str, names: tuple[str, ...] = ()) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ class PolicyEntry(NamedTuple):
     summary: str
     """Description for an operator, in one sentence."""
     order: Any
-    """Class of the order. Its constructor takes the settings, `flows_max`, and `prefixes` if the order reads them."""
+    """Class of the order. The constructor takes the settings, `flows_max`, and `prefixes` if the order reads them."""
     params: type
     placement: str | None = None
     """Name of the placement if the configuration names none; None for `USUAL_PLACEMENT`."""

@@ -11,7 +11,8 @@ from policies.placements.prefix_index import Prefix
 from policies.request import Request
 
 LOOKED_UP: Final = 2
-"""Siblings looked up again at each dispatch. Their own dispatch looks up others, so all are reached in time."""
+"""Siblings looked up again at each dispatch. The dispatch of a sibling looks up further siblings, so all are reached in
+time."""
 
 
 class Siblings:

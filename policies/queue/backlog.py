@@ -353,7 +353,7 @@ class Backlog:
     def reweigh(self, name: str, known: float, weight: float) -> None:
         """Replace the weight of a tenant node, `known` before, and convert its lead to the new units.
 
-        The lead is over the next tenant. Of a lead that several gateways count together, each converts its part.
+        The lead is over the next tenant. If several gateways count a lead together, each gateway converts its part.
         """
         if known != weight and (tenant := self._by_tenant.get(name)) is not None:
             lead = max(0.0, tenant.line.rank(tenant) - tenant.line.floor())
@@ -363,7 +363,7 @@ class Backlog:
                 self.changed[tenant] = None
 
     def resume(self, before: Backlog, *, with_flows: bool) -> None:
-        """Copy the counters of tenants, and of flows if asked, from another backlog. Their units must be equal."""
+        """Copy the counters of tenants, and of flows if asked, from another backlog with equal units."""
         for name, known in before._by_tenant.items():
             tenant = self._by_tenant.get(name) or self._new_tenant(name)
             tenant.weight = known.weight

@@ -214,8 +214,8 @@ class BoundedQueue:
     def comes_back_in(self, request: Request, why: Refusal, wait_s: float, now: float) -> float:
         """Return the seconds after which a refused request is to retry, and keep its place until then.
 
-        `wait_s`: expected wait if the request were admitted. It grows with the kept places of the tenant, whose clients
-        come first.
+        `wait_s`: expected wait if the request were admitted. The wait grows with the kept places of the tenant, whose
+        clients come first.
         """
         if (left_s := self.places.left_s(request, now)) is not None:
             return max(1.0, left_s)

@@ -28,7 +28,8 @@ class FlowMember(Member):
         """Starts for which the working set has no room, apart from `requests`. True if the flow goes first when the
         start wakes."""
         self.inside: OrderedDict[str, Request] = OrderedDict()
-        """Calls inside interactions, and starts that already count in the working set. They go before other starts."""
+        """Calls inside interactions, and starts that already count in the working set. These requests go before other
+        starts."""
         self.going_first: set[str] = set()
         """Requests that let the flow and its tenant go before others, within the window."""
         self._numbers: dict[str, int] = {}

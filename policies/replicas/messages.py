@@ -103,7 +103,7 @@ class Left(NamedTuple):
     """The member whose queue emptied last, among all tenants of a line or among the flows of one tenant."""
 
     among: str
-    """Name of the tenant for flows, or `line_of` for tenants."""
+    """Name of the tenant for flows, or `line_name` for tenants."""
     name: str
     """Name of the member's counter."""
     counter: float
@@ -111,7 +111,7 @@ class Left(NamedTuple):
     """Time by the clock that all gateways have in common."""
 
 
-def line_of(tenant: str) -> str:
+def line_name(tenant: str) -> str:
     """Return the name of the line in which a tenant node is compared: of interactive work, or of batch."""
     return BATCH if is_batch(tenant) else ""
 
@@ -155,7 +155,7 @@ class CallDelta(NamedTuple):
     is_over: bool
 
 
-class Opened(NamedTuple):
+class InteractionTotals(NamedTuple):
     """An open interaction, with the sums over all gateways."""
 
     calls: int
@@ -193,7 +193,7 @@ class ReplicaView(NamedTuple):
     grants: list[Grant]
     totals: list[float]
     counted: list[Counted]
-    opened: list[Opened | None]
+    opened: list[InteractionTotals | None]
     """Interactions asked for; None if not open."""
     usage: list[NodeUsage]
     """Sums over all other gateways."""

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 from policies.queue.backlog import TRIED, Backlog
 from policies.queue.counters import Counters, Member
 from policies.queue.tenants_and_flows import FlowMember, TenantMember
-from policies.replicas.messages import REPORTED_MAX, Charge, Left, Standing, line_of
+from policies.replicas.messages import REPORTED_MAX, Charge, Left, Standing, line_name
 from policies.replicas.schedule import ALONE_S, IDLE_S, INTERVAL_S
 from policies.request import BATCH, Flow, Request, is_batch
 
@@ -192,7 +192,7 @@ class SharedCounters:
             tenant.flows.wait_elsewhere(None)
         self._waiting_elsewhere = []
         for line, name in ((self._backlog.tenants, ""), (self._backlog.batch, BATCH)):
-            ranks = [(one.served, one.inside) for one in standings if line_of(one.tenant) == name]
+            ranks = [(one.served, one.inside) for one in standings if line_name(one.tenant) == name]
             rank, is_preferred = min(ranks, default=(None, False))
             line.wait_elsewhere(rank, is_preferred=is_preferred)
         for standing in standings:

@@ -8,7 +8,7 @@ from typing import Final
 
 from policies.app_paces import PACE_S_MAX
 from policies.interactions import IDLE_S_AWAITED, Interactions
-from policies.replicas.messages import CallDelta, Opened
+from policies.replicas.messages import CallDelta, InteractionTotals
 from policies.request import Claim, Flow, Interaction, Request
 
 ASKED_MAX: Final = 8
@@ -40,9 +40,9 @@ class SharedInteractions:
             for key in _keys(claim)
         ]
 
-    def take_up(self, request: Request, opened: Sequence[Opened | None], now: float) -> None:
-        """Open the request's interaction here if another gateway has it open. Of several, take the one of the strongest
-        key (the order of `ask`)."""
+    def take_up(self, request: Request, opened: Sequence[InteractionTotals | None], now: float) -> None:
+        """Open the request's interaction here if another gateway has it open. If several gateways have, take the
+        interaction of the strongest key (the order of `ask`)."""
         flow = request.flow
         for asked, known in zip(_keys(request.claim), opened, strict=False):
             if known is None:
@@ -82,7 +82,7 @@ class SharedInteractions:
             interaction.unreported = None
         return calls
 
-    def receive(self, opened: Sequence[Opened | None]) -> None:
+    def receive(self, opened: Sequence[InteractionTotals | None]) -> None:
         """Take the sums of all gateways for the reported interactions."""
         for interaction, known in zip(self._reported, opened, strict=True):
             if known is not None and interaction is not None:

@@ -76,7 +76,7 @@ class TenantReplica:
         """Ask about a request in the next sync round."""
         self._undecided[request.id] = _Undecided(request, engine)
 
-    def let_go(self, request: Request) -> None:
+    def forget(self, request: Request) -> None:
         """Forget a request that needs no decision any more."""
         if self._undecided.pop(request.id, None) is None:
             self._asked.pop(request.id, None)

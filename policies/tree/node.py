@@ -38,11 +38,11 @@ LEAST_PART: Final = 0.01
 
 
 class NodeUsage(NamedTuple):
-    """One number that a gateway reports of a node to other gateways. The numbers of several gateways are added."""
+    """A number that a gateway reports to other gateways about a node. The numbers of several gateways are added."""
 
     node: str
     resource: int
-    """One of `RESOURCES`, `PRESENT` or `WEIGHT`."""
+    """Measure: an entry of `RESOURCES`, `PRESENT` or `WEIGHT`."""
     amount: float
 
 
@@ -56,7 +56,7 @@ class ClassLine:
         self.weight = weight
         self.floor = floor
         self.present = 0
-        """Number of present children. Of a tenant: requests queued or running, plus 1 if other gateways have some."""
+        """Number of present children. For a tenant: requests queued or running, plus 1 if other gateways have some."""
         self.queued = 0
         """Sequences of the requests queued here, if this is the line of a tenant."""
         self.weights = 0.0

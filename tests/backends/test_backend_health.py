@@ -46,10 +46,10 @@ def test_health_needs_failures_in_a_row_and_comes_back_by_probes_in_a_row() -> N
 
 def test_an_engine_that_was_given_up_comes_back_by_probes_in_a_row() -> None:
     state = HealthState()
-    state.give_up("its answers break")
+    state.mark_unhealthy("its answers break")
     assert state.reason == "not probed yet"
     state.probed(None)
-    state.give_up("its answers break")
+    state.mark_unhealthy("its answers break")
     assert (state.healthy, state.reason, state.probes_missing) == (False, "its answers break", 2)
     state.probed(None)
     state.probed(None)

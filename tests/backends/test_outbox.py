@@ -10,15 +10,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from backends.client.outbox import Outbox, Outlet
+from backends.client.outbox import BatchedWriter, Outbox
 
 
 class Line:
-    """One connection: an outlet at this end, a plain socket at the other."""
+    """One connection: a writer at this end, a plain socket at the other."""
 
     def __init__(self, outbox: Outbox, transport: asyncio.Transport, peer: socket.socket) -> None:
         self.transport = transport
-        self.outlet = Outlet(outbox, transport)
+        self.writer = BatchedWriter(outbox, transport)
         self.peer = peer
 
     def there(self) -> bytes:
@@ -54,35 +54,35 @@ async def turn() -> None:
 
 async def test_what_is_large_leaves_at_once_with_all_before_it(lines: list[Line]) -> None:
     line, *_ = lines
-    line.outlet.write(b"a")
-    line.outlet.write(b"b" * 65535)
+    line.writer.write(b"a")
+    line.writer.write(b"b" * 65535)
     assert line.there() == b"(nothing yet)"
-    line.outlet.write(b"c" * 65536)
+    line.writer.write(b"c" * 65536)
     assert line.there()[:2] == b"ab"
 
 
 async def test_what_a_turn_writes_leaves_at_its_end_in_order(lines: list[Line]) -> None:
     first, second, *_ = lines
-    first.outlet.write(b"1")
-    second.outlet.write(b"2")
-    first.outlet.write(b"3")
+    first.writer.write(b"1")
+    second.writer.write(b"2")
+    first.writer.write(b"3")
     assert (first.there(), second.there()) == (b"(nothing yet)", b"(nothing yet)")
-    assert first.outlet.unsent_bytes() == 2
+    assert first.writer.unsent_bytes() == 2
     await turn()
     assert (first.there(), second.there()) == (b"13", b"2")
-    assert first.outlet.unsent_bytes() == 0
-    first.outlet.write(b"4")
+    assert first.writer.unsent_bytes() == 0
+    first.writer.write(b"4")
     await turn()
     assert first.there() == b"4"
 
 
 async def test_a_long_turn_holds_back_only_a_few(lines: list[Line]) -> None:
     for line in lines[:7]:
-        line.outlet.write(b"x")
+        line.writer.write(b"x")
     assert lines[0].there() == b"(nothing yet)"
-    lines[7].outlet.write(b"x")
+    lines[7].writer.write(b"x")
     assert [line.there() for line in lines[:8]] == [b"x"] * 8
-    lines[8].outlet.write(b"y")
+    lines[8].writer.write(b"y")
     assert lines[8].there() == b"(nothing yet)"
     await turn()
     assert lines[8].there() == b"y"
@@ -90,10 +90,10 @@ async def test_a_long_turn_holds_back_only_a_few(lines: list[Line]) -> None:
 
 async def test_flushed_early_it_does_not_leave_twice(lines: list[Line]) -> None:
     line = lines[0]
-    line.outlet.write(b"1")
-    line.outlet.flush()
+    line.writer.write(b"1")
+    line.writer.flush()
     assert line.there() == b"1"
-    line.outlet.write(b"2")
+    line.writer.write(b"2")
     await turn()
     assert line.there() == b"2"
     await turn()
@@ -103,8 +103,8 @@ async def test_flushed_early_it_does_not_leave_twice(lines: list[Line]) -> None:
 @pytest.mark.parametrize("end", ["close", "abort", "write_eof"])
 async def test_what_was_written_before_the_end_still_leaves(lines: list[Line], end: str) -> None:
     line = lines[0]
-    line.outlet.write(b"last words")
-    getattr(line.outlet, end)()
+    line.writer.write(b"last words")
+    getattr(line.writer, end)()
     await turn()
     assert line.there() == b"last words"
     assert line.there() == b"", "and then the end"
@@ -112,12 +112,12 @@ async def test_what_was_written_before_the_end_still_leaves(lines: list[Line], e
 
 async def test_a_connection_that_is_gone_takes_nothing_and_stops_nobody(lines: list[Line]) -> None:
     gone, other, *_ = lines
-    gone.outlet.write(b"1")
-    other.outlet.write(b"2")
+    gone.writer.write(b"1")
+    other.writer.write(b"2")
     gone.transport.abort()
     await turn()
     assert (gone.there(), other.there()) == (b"", b"2")
-    gone.outlet.write(b"3")
+    gone.writer.write(b"3")
     await turn()
 
 
@@ -125,9 +125,9 @@ async def test_a_write_that_fails_ends_its_own_connection_only(
     lines: list[Line], caplog: pytest.LogCaptureFixture
 ) -> None:
     broken, other, *_ = lines
-    broken.transport.write_eof()  # behind the outlet's back: a later write is an error
-    broken.outlet.write(b"1")
-    other.outlet.write(b"2")
+    broken.transport.write_eof()  # behind the writer's back: a later write is an error
+    broken.writer.write(b"1")
+    other.writer.write(b"2")
     with caplog.at_level(logging.ERROR):
         await turn()
     assert "a write failed" in caplog.text
@@ -142,6 +142,6 @@ async def test_the_end_of_a_connection_that_the_peer_has_reset_is_no_error() -> 
         transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=near)
         far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         far.close()
-        Outlet(Outbox(), transport).write_eof()
+        BatchedWriter(Outbox(), transport).write_eof()
         transport.abort()
         await turn()

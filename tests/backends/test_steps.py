@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backends.step_feed import LATE_S, _Clock, _FeedFault, _StepStream
-from backends.vllm_plugin.steps import LISTENERS_MAX, Rank, Steps
+from backends.vllm_plugin.steps import LISTENERS_MAX, RankState, Steps
 from policies.capacity.gauges import Gauges
 
 RANK = {
@@ -35,7 +35,7 @@ def connection(asked_s: float = 50.0) -> _StepStream:
 
 def steps() -> Steps:
     told = Steps()
-    told.ranks[0] = Rank(0, 16, 2048, 8, total_blocks=100, kv_tokens=1600, free_blocks=100)
+    told.ranks[0] = RankState(0, 16, 2048, 8, total_blocks=100, kv_tokens=1600, free_blocks=100)
     return told
 
 
@@ -182,6 +182,6 @@ async def test_listeners_are_bounded_and_end_with_the_feed() -> None:
     told = steps()
     listeners = [told.listen() for _ in range(LISTENERS_MAX)]
     assert told.listen() is None
-    told.give_up("for a reason")
+    told.end("for a reason")
     lines = await asyncio.gather(*[one.get() for one in listeners if one is not None])
     assert lines == [b""] * LISTENERS_MAX

@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.config.sections.apps import InteractionRules
 from gateway.http.errors import ApiError
-from gateway.proxy.batches.batch_objects import FAULTS_MAX, Checks, answered, read_line, strip_line
+from gateway.proxy.batches.batch_objects import FAULTS_MAX, LineChecker, answered, read_line, strip_line
 from gateway.request.apis import AUDIO, CHAT, COMPLETIONS, MESSAGES, ONE_PASS, OTHER, RESPONSES
 from gateway.request.body.form import read_form, read_parts
 from gateway.request.body.payload import STEERING, read_json
@@ -68,7 +68,7 @@ def read_upload(data: bytes) -> None:
 
 def read_batch(data: bytes) -> None:
     """What passes the checks of a file can be read when it is asked, and what an engine answers is one line of JSON."""
-    checks, rows = Checks("batch_1", "/v1/chat/completions", lambda model: None), list(enumerate(BytesIO(data), 1))
+    checks, rows = LineChecker("batch_1", "/v1/chat/completions", lambda model: None), list(enumerate(BytesIO(data), 1))
     checks.take(rows)
     assert len(checks.faults) <= FAULTS_MAX
     asked = [read_line(text) for _, text in rows if strip_line(text)] if not checks.faults else []

@@ -28,7 +28,7 @@ from gateway.storage.hub.hub_store import _Hub
 from gateway.storage.hub.run_directory import RunDirectory
 from gateway.storage.hub.wire import Frames
 from gateway.storage.redis.redis_store import RedisStore
-from gateway.storage.store import Deployment, Store
+from gateway.storage.store import PoolIdentity, Store
 from gateway.storage.store_errors import StoreError, StoreUnavailable
 from gateway.telemetry.background import Background
 from gateway.telemetry.recent_requests import RecentRequests
@@ -265,10 +265,10 @@ class _Redis(RedisStore):
     """One that hears these answers, in this order, whatever it asks."""
 
     def __init__(self, answers: list[object]) -> None:
-        super().__init__("redis://nowhere", (Deployment("p", "vtc", ("http://a:1",)),))
+        super().__init__("redis://nowhere", (PoolIdentity("p", "vtc", ("http://a:1",)),))
         self._answers = answers
 
-    async def _own(self, ask: Coroutine[Any, Any, Any]) -> Any:
+    async def _shielded(self, ask: Coroutine[Any, Any, Any]) -> Any:
         ask.close()
         answer = self._answers.pop(0) if self._answers else None
         if answer is None or isinstance(answer, Exception):

@@ -173,17 +173,17 @@ TOLD = b'{"model":"org/m.1","task":"x"}'
     ],
 )
 def test_only_the_answer_s_own_model_is_renamed(answered: bytes, shown: bytes) -> None:
-    assert ModelNameFilter("mine").in_answer(answered) == shown
+    assert ModelNameFilter("mine").apply(answered) == shown
     renamed = ModelNameFilter("mine")
     for event in (b'data: {"model":"m"', DONE):
-        renamed.in_answer(event)  # an event that is not whole spoils none that follows
-    assert renamed.in_answer(answered) == shown
+        renamed.apply(event)  # an event that is not whole spoils none that follows
+    assert renamed.apply(answered) == shown
 
 
 def test_an_answer_in_pieces_is_renamed_as_in_one() -> None:
     renamed = ModelNameFilter("mine")
     pieces = (b'{"message":{"a":"\\', b'"{","b":[{', b'"model":"kept"}],"model":"m"},"model":"m"', b"}")
-    shown = [renamed.in_answer(piece, goes_on=True) for piece in pieces[:-1]] + [renamed.in_answer(pieces[-1])]
+    shown = [renamed.apply(piece, goes_on=True) for piece in pieces[:-1]] + [renamed.apply(pieces[-1])]
     assert b"".join(shown) == b"".join(pieces).replace(b'"m"', b'"mine"')
 
 
@@ -191,7 +191,7 @@ def test_an_answer_without_end_of_members_is_looked_at_within_bounds() -> None:
     many = b'{"a":{%b},"model":"m"}'
     for count, name in ((CANDIDATES_MAX - 2, b"mine"), (2 * CANDIDATES_MAX - 2, b"m")):
         answered = many % b",".join([b'"b":{}'] * count)
-        assert ModelNameFilter("mine").in_answer(answered).endswith(b'"model":"%b"}' % name)
+        assert ModelNameFilter("mine").apply(answered).endswith(b'"model":"%b"}' % name)
 
 
 async def test_one_model_is_asked_for_by_any_of_its_names(start: Starter) -> None:

@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.metrics_core import GaugeMetricFamily
 
 from gateway.config.model import Config
-from gateway.operator.of_workers import Workers, merged
+from gateway.operator.of_workers import WorkersClient, merged
 from gateway.operator.snapshots.of_replicas import Replicas
 from gateway.process.hub import continue_quotas
 from gateway.process.supervisor import unix_listener
@@ -29,12 +29,12 @@ from gateway.storage.hub.wire import FRAME_BYTES_MAX
 from gateway.storage.redis.redis_connection import PUBLISHED_BYTES_MAX
 from gateway.storage.store import ALL_POOLS, Store
 from gateway.telemetry.background import Background
-from gateway.telemetry.ends import End
+from gateway.telemetry.ends import EndedRequest
 from gateway.telemetry.metric_families import FAMILIES
 from gateway.telemetry.recent_requests import ENDS_MAX, RecentRequests
 from gateway.usage.counts import UsageTotals
 from gateway.usage.database import Database
-from gateway.usage.written import Batch, add
+from gateway.usage.written import UsageBatch, add
 from policies.capacity.obstacle import Obstacle
 from policies.replicas.messages import ReplicaReport
 from policies.replicas.schedule import DEADLINE_S
@@ -124,7 +124,8 @@ async def test_a_longer_limit_goes_on_from_what_was_used_before(
     })  # fmt: skip
     assert config.usage is not None
     database = Database(config.usage, makes=True)
-    add(database, Batch("before", 1, {(int(time.time()) // 3600, "spent", "", "", "", ""): tally}), int(time.time()))
+    now_s = int(time.time())
+    add(database, UsageBatch("before", 1, {(now_s // 3600, "spent", "", "", "", ""): tally}), now_s)
     database.close()
     async with run_directory() as (found, server), simulated(time_scale=0) as sim:
         await continue_quotas(config, server, is_first=True)
@@ -252,7 +253,7 @@ async def test_a_worker_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
         paths = [str(tmp_path / name) for name in ("hung", "well")]
         for path, worker in zip(paths, (hung, well), strict=True):
             await stack.enter_async_context(await asyncio.start_unix_server(worker.serve, path))
-        workers = Workers(Config.model_validate(CONFIG), paths)
+        workers = WorkersClient(Config.model_validate(CONFIG), paths)
         await workers.open(stack)
         assert (await workers.ask(0, "/x", within_s=0.01)).status == 0
         for _ in range(50):  # tenants, one after the other
@@ -338,7 +339,7 @@ async def test_what_a_busy_replica_tells_fits_into_a_message(start: Starter) -> 
     channel: list[Channel] = []
     background, name = Background(), "n" * 128
     waited_s = {f"{obstacle}": 1.5 for obstacle in Obstacle}
-    longest = End(
+    longest = EndedRequest(
         name, name, 1.5, "completed", "", 1.5, 1.5, 1.5, 1.5, name, name, name, name, waited_s, 1.5, 1 << 20, 1 << 20
     )
     async with Upstream(replies(b"")) as upstream, start(upstream.url) as one, start(upstream.url) as two:

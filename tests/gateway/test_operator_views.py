@@ -26,7 +26,7 @@ from gateway.operator.snapshots.spans import (
     shares_due,
     sums,
 )
-from gateway.telemetry.ends import End
+from gateway.telemetry.ends import EndedRequest
 from gateway.telemetry.recent_requests import MINUTE_S, RecentRequests
 from policies.queue.bounds import Waiting
 from tests.commands import run
@@ -223,7 +223,7 @@ async def test_a_command_says_what_is_wrong_with_its_input(command: tuple[str, s
 NOW = 100.0
 
 
-def taken(*ends: End, running: tuple[Running, ...] = (), **waiting: Waiting) -> PoolSample:
+def taken(*ends: EndedRequest, running: tuple[Running, ...] = (), **waiting: Waiting) -> PoolSample:
     return PoolSample("p", NOW, sorted(ends, key=lambda each: -each.ended_s), running, waiting)
 
 
@@ -295,7 +295,7 @@ BEGINS_S = MINUTE_S - (time.time() - time.monotonic()) % MINUTE_S
 """When a minute begins, on the monotonic clock."""
 
 
-def of_minute(number: int, tenant: str, queue_s: float, **fields: object) -> End:
+def of_minute(number: int, tenant: str, queue_s: float, **fields: object) -> EndedRequest:
     """An end of this minute."""
     dispatched_s = BEGINS_S + MINUTE_S * number + 30.0
     return end(tenant, dispatched_s=dispatched_s, ended_s=dispatched_s + 1, service=1.0, queue_s=queue_s, **fields)

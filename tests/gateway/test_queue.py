@@ -304,7 +304,7 @@ async def test_who_leaves_after_comments_leaves_nothing_and_a_gateway_that_stops
         async with live.post("/v1/chat/completions", chat(stream=True)) as response:
             await comments(response, 1)
             for exchange in live.gateway.pools[0].dispatcher.exchanges():
-                exchange.give_up(ApiError(Reason.DRAINING, "this gateway stops"))  # type: ignore[attr-defined]
+                exchange.stop(ApiError(Reason.DRAINING, "this gateway stops"))  # type: ignore[attr-defined]
             said = await response.read()
             assert events(said)[-1]["error"]["code"] == "draining"
             assert b"[DONE]" not in said

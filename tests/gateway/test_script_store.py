@@ -17,8 +17,8 @@ from policies.replicas.messages import (
     Charge,
     CountDelta,
     Holding,
+    InteractionTotals,
     Left,
-    Opened,
     ReplicaReport,
     ReplicaView,
     Standing,
@@ -211,7 +211,7 @@ def test_counts_are_forgotten_in_time(after_ms: int, requests: int) -> None:
 def test_an_interaction_that_is_over_is_forgotten() -> None:
     store = ScriptStore()
     call, question = CallDelta("i", 1, 100, 2.0, 30.0, False), CallDelta("i", 0, 0, 0.0, 30.0, False)
-    over, opened = call._replace(is_over=True), Opened(1, 100, 2.0)
+    over, opened = call._replace(is_over=True), InteractionTotals(1, 100, 2.0)
     for number, (each, answer) in enumerate([(call, opened), (question, opened), (over, None), (question, None)]):
         assert exchange(store, number, EMPTY._replace(calls=[each]), START_MS).opened == [answer]
 

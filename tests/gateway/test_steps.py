@@ -152,7 +152,7 @@ async def test_an_engine_without_a_feed_or_left_unheard_is_read_by_its_metrics_a
     monkeypatch.setattr("backends.step_feed.RETRY_S_MAX", 0.05)
     caplog.set_level("INFO")
     async with simulated() as sim:
-        sim.server.steps.give_up("two API servers share the engine")
+        sim.server.steps.end("two API servers share the engine")
         async with start(sim.url) as live:
             await until(lambda: sim.server.scrapes > 8)
             why = "it has no feed of its steps: status 501, two API servers share the engine"

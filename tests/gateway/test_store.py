@@ -12,7 +12,7 @@ from gateway.keys.stored_responses import StoredResponses
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
 from gateway.storage.redis.redis_store import LAYOUT, RedisStore, Script, pool_key
-from gateway.storage.store import Deployment
+from gateway.storage.store import PoolIdentity
 from gateway.storage.store_errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.background import Background
 from tests.gateway.live import WAIT_S, until
@@ -42,7 +42,7 @@ ECHO = _Text("return ARGV[1]")
 COUNT = _Text("return redis.call('INCR', KEYS[1])")
 
 
-async def refused(url: str, pool: Deployment = POOL) -> str:
+async def refused(url: str, pool: PoolIdentity = POOL) -> str:
     """Why this Redis may not be used."""
     store = RedisStore(url, (pool,))
     try:
@@ -165,17 +165,17 @@ async def test_a_redis_that_is_away_or_full_or_a_cluster_that_is_not_whole_passe
 
 async def test_replicas_of_one_deployment_agree_on_a_backend_and_the_policy() -> None:
     async with RedisServer() as redis, opened(redis.url) as first:
-        moved = Deployment("pool", "fairserve", ("http://b:1", "http://c:1"))
-        async with opened(redis.url, moved), opened(redis.url, Deployment("pool", "fairserve", ("http://c:1",))):
+        moved = PoolIdentity("pool", "fairserve", ("http://b:1", "http://c:1"))
+        async with opened(redis.url, moved), opened(redis.url, PoolIdentity("pool", "fairserve", ("http://c:1",))):
             pass  # backends are changed in steps
-        said = await refused(redis.url, Deployment("pool", "fairserve", ("http://c:1",)))
+        said = await refused(redis.url, PoolIdentity("pool", "fairserve", ("http://c:1",)))
         assert "pool pool is served by other backends (http://a:1 http://b:1)" in said
-        said = await refused(redis.url, Deployment("pool", "vtc", POOL.backends))
+        said = await refused(redis.url, PoolIdentity("pool", "vtc", POOL.backends))
         assert "is served with policy fairserve, and this gateway has vtc" in said
-        async with opened(redis.url, Deployment("other", "vtc", ("http://x:1",))):
+        async with opened(redis.url, PoolIdentity("other", "vtc", ("http://x:1",))):
             pass  # pools are apart
         await first.close()
-        async with opened(redis.url, Deployment("pool", "vtc", ("http://x:1",))):
+        async with opened(redis.url, PoolIdentity("pool", "vtc", ("http://x:1",))):
             pass  # nobody is left to disagree
 
 
@@ -185,7 +185,7 @@ async def test_a_replica_that_is_gone_is_forgotten() -> None:
         [(replica, member)] = (await _hash(redis, members)).items()
         late = member.replace(b'"expires_ms":1', b'"expires_ms":0.1')
         await redis.command("HSET", members, replica, late, "corrupt", "{", "alien", '{"expires_ms": 9e15}')
-        async with opened(redis.url, Deployment("pool", "vtc", ("http://x:1",))) as store:
+        async with opened(redis.url, PoolIdentity("pool", "vtc", ("http://x:1",))) as store:
             assert list(await _hash(redis, members)) == [store.replica.encode()]
 
 
@@ -333,7 +333,7 @@ async def test_keys_are_followed_to_the_node_of_a_cluster_that_has_them() -> Non
         RedisServer(cluster=True, slots=(8192, 16383)) as high,
     ):
         await low.meet(high)
-        pools = [Deployment(name, "vtc", ("http://a:1",)) for name in "abcdefgh"]
+        pools = [PoolIdentity(name, "vtc", ("http://a:1",)) for name in "abcdefgh"]
         for seed in (low, high):
             async with opened(seed.url, *pools) as store:
                 for pool in pools:

@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager, closing, suppress
 from typing import Any
 
 from gateway.storage.redis.redis_store import RedisStore
-from gateway.storage.store import Deployment
+from gateway.storage.store import PoolIdentity
 from tests.redis_server import RedisServer
 
-POOL = Deployment("pool", "fairserve", ("http://a:1", "http://b:1"))
+POOL = PoolIdentity("pool", "fairserve", ("http://a:1", "http://b:1"))
 
 
 @asynccontextmanager
-async def opened(url: str, *pools: Deployment, **options: Any) -> AsyncIterator[RedisStore]:
+async def opened(url: str, *pools: PoolIdentity, **options: Any) -> AsyncIterator[RedisStore]:
     store = RedisStore(url, pools or (POOL,), **options)
     try:
         await store.open()

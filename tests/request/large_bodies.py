@@ -103,5 +103,5 @@ def read(kind: Kind, body: bytes) -> None:
     payload.rename("another")
     claim_of(ClaimReader(InteractionRules(), {}), [], payload, FLOW, generates=True)
     payload.ask_usage()
-    payload.let_go(counts_commas=True)
+    payload.drop_unsent(counts_commas=True)
     assert b"cache_salt" in payload.salted("salt")[0]

@@ -90,7 +90,7 @@ class Client:
         body.decisions.append((body.loop.time(), Dispatch(self.request.id, backend)))
         body.loop.call_at(body.loop.time() + NETWORK_S, body.reached, self, backend)
 
-    def refused(self, decision: Reject) -> None:
+    def rejected(self, decision: Reject) -> None:
         self.body.decisions.append((self.body.loop.time(), decision))
         self.body.open -= 1
 

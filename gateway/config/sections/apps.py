@@ -53,7 +53,7 @@ class AppConfig(Section):
     name: Name
     """Name of the app, as keys list it in `apps`; unique."""
     interactions: InteractionRules | None = None
-    """Rules for its interactions, in place of the common rules."""
+    """Rules for the app's interactions, in place of the common rules."""
     normal_service: PerStage | None = None
     """Normal cost of a call (alpha, beta, gamma times its input, system, output tokens), in place of the learned cost:
     one number, or one for each stage, the last for all later stages. fairserve only."""

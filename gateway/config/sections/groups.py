@@ -36,7 +36,7 @@ class GroupConfig(Grouped):
     name: Name
     """Name used by `group`; unique among groups."""
     quota: ModelQuotasConfig | None = None
-    """Limits of all its tenants together."""
+    """Limits of all the group's tenants together."""
 
 
 def tree_of(groups: Sequence[Grouped], tenants: Sequence[Grouped]) -> Tree:

@@ -101,7 +101,7 @@ class UserConfig(Section):
     blocked: bool = False
     """Refuse the user's requests for generation."""
     quota: QuotaConfig | None = None
-    """Its limits, beside those of its tenant."""
+    """Limits of the user, beside the limits of the tenant."""
 
 
 class ModelQuotasConfig(QuotaConfig):

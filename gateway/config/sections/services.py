@@ -129,7 +129,7 @@ class UsageConfig(Section):
 
 
 class BatchesConfig(Section):
-    """Batches, by /v1/files and /v1/batches. They need the database of `usage`, and are offered only with it."""
+    """Batches, by /v1/files and /v1/batches. Batches need the database of `usage`, and are offered only with it."""
 
     lines_max: int = Field(default=50_000, ge=1, le=1_000_000)
     """Lines of one file, whose bytes limits.body_bytes_max bounds."""

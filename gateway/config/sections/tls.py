@@ -16,7 +16,7 @@ class _TlsConfig(Section):
     """Base of TLS settings: certificate, key and CA files, which are loaded once to check them."""
 
     @model_validator(mode="after")
-    def _usable(self) -> Self:
+    def _check_files(self) -> Self:
         try:
             self.context()
         except ValueError as error:
@@ -34,7 +34,7 @@ class ListenerTlsConfig(_TlsConfig):
     cert_file: str = Field(min_length=1)
     """Certificate of the gateway, then the intermediate certificates."""
     key_file: str | None = Field(default=None, min_length=1)
-    """Its key, without a password. Default: it is in cert_file."""
+    """Key of the certificate, without a password. Default: cert_file has the key, too."""
     client_ca_file: str | None = Field(default=None, min_length=1)
     """Authorities of client certificates, needed beside API keys (mutual TLS)."""
 
@@ -56,7 +56,7 @@ class BackendTlsConfig(_TlsConfig):
     cert_file: str | None = Field(default=None, min_length=1)
     """Certificate of the gateway for the backend (mutual TLS)."""
     key_file: str | None = Field(default=None, min_length=1)
-    """Its key, without a password. Default: it is in cert_file."""
+    """Key of the certificate, without a password. Default: cert_file has the key, too."""
     verify: bool = True
     """false: trust any server at the url, which can then read all prompts and the api_key. For tests only."""
 

@@ -62,10 +62,10 @@ class Certificates:
             _log.info("TLS: new connections use the certificate that is now in %s", ", ".join(self._files))
 
     def _look(self) -> list[tuple[int, int, int]]:
-        return [_state(file) for file in self._files]
+        return [_file_version(file) for file in self._files]
 
 
-def _state(file: str) -> tuple[int, int, int]:
+def _file_version(file: str) -> tuple[int, int, int]:
     """Return a value that changes with each version of a file, whether written in place or renamed."""
     try:
         found = os.stat(file)

@@ -33,8 +33,8 @@ class TlsProtocol(asyncio.Protocol):
     """Server side of one TLS connection. The `Connection` counts toward the connection limits from the TCP accept, and
     receives bytes after the handshake.
 
-    A client whose handshake fails gets no answer, because it could not read one. It is counted and logged like a client
-    with a malformed request; a client that only connects and goes is not.
+    A client whose handshake fails gets no answer, because the client could not read it. The failure is counted and
+    logged like a malformed request; a client that only connects and goes is not.
     """
 
     __slots__ = (

@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from gateway.operator.of_workers import Workers
+from gateway.operator.of_workers import WorkersClient
 from gateway.operator.operated import OperatedGateway
 from gateway.operator.page.files import FOLDER, contents
-from gateway.operator.self_service.own_standing import Data, RecentService, own_standing
+from gateway.operator.self_service.own_document import Data, RecentService, own_document
 from gateway.operator.snapshots.snapshot import SnapshotSource, samples
 from gateway.operator.snapshots.spans import PoolSample, shares_due, sums
 from gateway.proxy.background_handler import BackgroundHandler
@@ -35,7 +35,7 @@ _FILES: Final = {PAGE: _OWN / "me.html", f"{PAGE}/me.js": _OWN / "me.js"} | {
     f"{PAGE}/{name}": FOLDER / name
     for name in ("page.css", "stream.js", "words.js", "requests.js", "usage.js", "icon.svg")
 }
-"""Files of the page of /fairgate/me, some of them the operator's. They hold no data: the page asks for the key."""
+"""Files of the page of /fairgate/me, some of them the operator's. The files hold no data: the page asks for the key."""
 RECENTLY_S: Final = 300.0
 AGAIN_S: Final = 5.0
 """Seconds after which the sums of all tenants are computed anew."""
@@ -67,7 +67,7 @@ class SelfService:
         if slot is not None and gateway.replicas is None:
             sockets = [slot.run_directory.worker(index) for index in range(slot.run_directory.workers)]
             ends_max = min(ENDS_MAX, gateway.config.bounds.of("ends"))
-            self._source = workers = Workers(gateway.config, sockets, ends_max)
+            self._source = workers = WorkersClient(gateway.config, sockets, ends_max)
             await workers.open(self._stack)
 
     async def close(self) -> None:
@@ -85,7 +85,7 @@ class SelfService:
                 self._summed_s = time.monotonic()
         usage = await self._usage(principal.tenant) or (None, None)
         minutes = self._source.recent.minutes_of(principal.tenant)
-        return own_standing(principal, gateway.pools, self._recently, minutes, *usage)
+        return own_document(principal, gateway.pools, self._recently, minutes, *usage)
 
     async def _usage(self, tenant: str) -> tuple[Data, list[Data]] | None:
         usage = self._gateway.config.usage

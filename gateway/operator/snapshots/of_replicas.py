@@ -25,7 +25,7 @@ from gateway.operator.snapshots.snapshot import (
 from gateway.storage.store import ALL_POOLS, Store, listen
 from gateway.storage.store_errors import StoreError
 from gateway.telemetry.background import Background
-from gateway.telemetry.ends import End
+from gateway.telemetry.ends import EndedRequest
 from gateway.telemetry.recent_requests import ENDS_MAX
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Replicas:
         """Names of the replicas that answered the last question."""
         self._silent: set[str] = set()
         """Names of the replicas whose answer was missed; nobody waits for them until they answer again."""
-        self._answers: dict[str, tuple[GatewaySnapshot, list[End], int]] = {}
+        self._answers: dict[str, tuple[GatewaySnapshot, list[EndedRequest], int]] = {}
         self._answered = asyncio.Event()
         self._turn = asyncio.Lock()
 

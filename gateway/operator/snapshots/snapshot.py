@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from gateway.operator.snapshots.spans import PoolSample, Running, running
 from gateway.telemetry.access_log import hidden
-from gateway.telemetry.ends import End
+from gateway.telemetry.ends import EndedRequest
 from gateway.telemetry.recent_requests import RecentRequests
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.queue.bounds import Waiting
@@ -170,7 +170,7 @@ def _pool(pool: Pool) -> PoolSnapshot:
         obstacle=blocked.nearest() if blocked is not None else None,
         next_request_id=engine.blocked.request.id if engine.blocked is not None else None,
         waiting=waiting.by_tenant(),
-        requests=[_waiting(request, now) for request in islice(waiting.requests.values(), REQUESTS_MAX)],
+        requests=[_request_snapshot(request, now) for request in islice(waiting.requests.values(), REQUESTS_MAX)],
         backends=_backends(pool, blocked, now),
         running=running(engine),
         ceilings=_ceilings(engine),
@@ -184,7 +184,7 @@ def _ceilings(engine: AdmissionEngine) -> dict[str, str]:
     return {tenant: words for tenant, words in found if words}
 
 
-def _waiting(request: Request, now: float) -> RequestSnapshot:
+def _request_snapshot(request: Request, now: float) -> RequestSnapshot:
     """Return the snapshot of a queued request."""
     flow, progress = request.flow, request.progress
     wait = progress.wait
@@ -258,10 +258,10 @@ class SnapshotMerger:
         """Number of ends that are known here, by process."""
 
     def take(
-        self, answers: Sequence[tuple[str, GatewaySnapshot, list[End], int]], silent: Sequence[str]
+        self, answers: Sequence[tuple[str, GatewaySnapshot, list[EndedRequest], int]], silent: Sequence[str]
     ) -> GatewaySnapshot:
         """Merge the answers of one worker or more, the asking one first. `silent`: workers that did not answer."""
-        ends: list[End] = []
+        ends: list[EndedRequest] = []
         for name, _, latest, count in answers:
             self.known[name] = count
             ends += latest
@@ -362,21 +362,21 @@ def moved(one: GatewaySnapshot, by_s: float) -> GatewaySnapshot:
     return one
 
 
-def ended(end: End, by_s: float) -> End:
+def ended(end: EndedRequest, by_s: float) -> EndedRequest:
     """Convert the times of an end for a process whose monotonic clock is `by_s` ahead."""
     return replace(end, dispatched_s=end.dispatched_s + by_s, ended_s=end.ended_s + by_s)
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(tuple[GatewaySnapshot, list[End], int]).decode
+_decode = msgspec.msgpack.Decoder(tuple[GatewaySnapshot, list[EndedRequest], int]).decode
 
 
-def encoded(one: GatewaySnapshot, ends: Sequence[End], ends_count: int) -> bytes:
+def encoded(one: GatewaySnapshot, ends: Sequence[EndedRequest], ends_count: int) -> bytes:
     """Serialize a worker's report to the hub: its snapshot, its latest ends, and the number of all its ends."""
     return _encode((one, ends, ends_count))
 
 
-def decoded(content: bytes) -> tuple[GatewaySnapshot, list[End], int]:
+def decoded(content: bytes) -> tuple[GatewaySnapshot, list[EndedRequest], int]:
     """Parse a worker's report. Raise ValueError if it is malformed."""
     found = _decode(content)
     if not isfinite(found[0].at_s):

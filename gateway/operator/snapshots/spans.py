@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from gateway.telemetry.ends import End
+from gateway.telemetry.ends import EndedRequest
 from gateway.telemetry.recent_requests import service_of
 from gateway.telemetry.record import Outcome
 from policies.admission.engine import AdmissionEngine
@@ -46,7 +46,7 @@ class PoolSample(NamedTuple):
 
     pool: str
     now: float
-    ends: Sequence[End]
+    ends: Sequence[EndedRequest]
     """Ends of every pool, the latest first, as far back as the first span begins."""
     running: Sequence[Running]
     waiting: Mapping[str, Waiting]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, PoolSnapshot, samples
 from gateway.operator.snapshots.spans import PoolSample, TenantSums, shares_due, sums
-from gateway.telemetry.ends import End
+from gateway.telemetry.ends import EndedRequest
 from gateway.telemetry.recent_requests import WINDOW_S, RecentRequests
 from policies.admission.explanation import OF_OBSTACLE, OF_REFUSAL, OF_WAIT, waited_in_words
 from policies.capacity.obstacle import Obstacle
@@ -159,7 +159,7 @@ def reason_in_words(reason: str) -> str:
     return OF_REFUSAL[Refusal(reason)] if reason in OF_REFUSAL else reason.replace("_", " ")
 
 
-def ended_request(end: End, epoch_s: float) -> dict[str, Any]:
+def ended_request(end: EndedRequest, epoch_s: float) -> dict[str, Any]:
     """Describe one ended request."""
     return {
         **{name: getattr(end, name) for name in OF_END},
@@ -175,7 +175,7 @@ def ended_request(end: End, epoch_s: float) -> dict[str, Any]:
 
 def limited_by(pool: PoolSnapshot) -> str:
     """Say in one sentence what limits the pool now."""
-    queued = _queued(pool)
+    queued = _queue_in_words(pool)
     if not pool.is_healthy:
         reasons = "; ".join(f"{one['backend']}: {one['reason']}" for one in pool.backends)
         return f"No engine is in service ({reasons or 'none is known'}); {queued}."
@@ -198,7 +198,7 @@ def limited_by(pool: PoolSnapshot) -> str:
     return f"{queued}: {ceiling or OF_OBSTACLE[Obstacle(pool.obstacle)]}{level}."
 
 
-def _queued(pool: PoolSnapshot) -> str:
+def _queue_in_words(pool: PoolSnapshot) -> str:
     """Return words such as "62 requests in the queue, 48 of batch"."""
     requests = _requests(pool.queued_requests)
     if not pool.waiting:

@@ -103,7 +103,7 @@ class BatchApi:
     async def _delete(self, tenant: str, file: str) -> None:
         """Delete a hidden file, some lines at a time. After a fault the batch lane deletes the rest."""
         with suppress(StoreUnavailable):
-            while await self._do(tenant, tables.delete_some, file):
+            while await self._do(tenant, tables.delete_lines, file):
                 pass
 
     async def _upload(self, context: RequestContext) -> StoredFile:

@@ -23,7 +23,7 @@ from gateway.keys.issued import Follower
 from gateway.proxy.batches import batch_tables as tables
 from gateway.proxy.batches.batch_api import BatchApi, now_s
 from gateway.proxy.batches.batch_objects import (
-    Checks,
+    LineChecker,
     Result,
     answered,
     files_of,
@@ -105,7 +105,7 @@ class BatchLane:
         """Delete old files and batches, and wait for a minute."""
         while old := await self.database.do(tables.forget, now_s(), self.limits.keep_days):
             for tenant, file in old:
-                while await self.database.do_for(tenant, tables.delete_some, file):
+                while await self.database.do_for(tenant, tables.delete_lines, file):
                     pass
         await asyncio.sleep(FORGET_S)
 
@@ -220,7 +220,7 @@ class BatchDriver:
         lane, endpoint = self._lane, self._entry["endpoint"]
         async with lane.checking:
             model_error = partial(lane.pipeline.model_error, self._principal)
-            checks = Checks(self._batch, endpoint, model_error)
+            checks = LineChecker(self._batch, endpoint, model_error)
             async for page in self._pages():
                 checks.take(page)
                 self._done_with(sum([len(text) for _, text in page]))

@@ -181,7 +181,7 @@ def read_line(text: bytes) -> StoredLine:
     return _read_line(strip_line(text))
 
 
-class Checks:
+class LineChecker:
     """The faults found in a file's lines, which are added in order by `take`."""
 
     def __init__(self, batch: str, endpoint: str, model_error: Callable[[str], ApiError | None]) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from gateway.config.sections.services import BatchesConfig
-from gateway.proxy.batches.batch_objects import DAY_S, WINDOW_S, Checks, Result, StoredFile, files_of, id_of
+from gateway.proxy.batches.batch_objects import DAY_S, WINDOW_S, LineChecker, Result, StoredFile, files_of, id_of
 from gateway.storage.store_errors import StoreUnavailable
 from gateway.usage.counts import UsageCounts
 from gateway.usage.database import Database, Transaction
@@ -102,7 +102,7 @@ def files(database: Database, tenant: str, now_s: int, which: str, values: Seque
 
 
 def hide_file(database: Database, tenant: str, file: str) -> str:
-    """Hide a file before `delete_some`. Return the batch that still needs it, in which case the file stays; empty if
+    """Hide a file before `delete_lines`. Return the batch that still needs it, in which case the file stays; empty if
     none."""
     needed = f"SELECT id FROM fairgate_batches WHERE tenant = %s AND input = %s AND {_LIVE}"
     with database.transaction() as step:
@@ -112,7 +112,7 @@ def hide_file(database: Database, tenant: str, file: str) -> str:
     return ""
 
 
-def delete_some(database: Database, file: str) -> bool:
+def delete_lines(database: Database, file: str) -> bool:
     """Delete the first lines of a file, or an empty file itself. Return whether the file still exists."""
     with database.transaction() as step:
         last, size = _ahead(step, file, 0, ())
@@ -258,9 +258,9 @@ def write(
     return noted
 
 
-def begin(database: Database, of: DrivenBatch, now_s: int, checks: Checks, limits: BatchesConfig) -> bool:
-    """Begin a batch whose file was checked. It fails if there are faults, or no room for its results. Return whether it
-    runs."""
+def begin(database: Database, of: DrivenBatch, now_s: int, checks: LineChecker, limits: BatchesConfig) -> bool:
+    """Begin a batch whose file was checked. The batch fails if there are faults, or no room for its results. Return
+    whether it runs."""
     results, faults, size = files_of(of.batch), checks.faults, checks.unanswered_bytes
     with database.transaction() as step:
         if not _is_owner(step, of, now_s):

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from backends.client.outbox import Outbox, Outlet
+from backends.client.outbox import BatchedWriter, Outbox
 from gateway.http.headers import Head, Header
 from gateway.http.responder import Responder
 from gateway.keys.identity import Principal
@@ -68,9 +68,9 @@ class StoredRequest(asyncio.Transport):
         head.method, head.target = "POST", path.encode()
         context = self.context = RequestContext("", head)
         context.id, context.body, context.is_batch = request_id, body, True
-        self._outlet = Outlet(Outbox(), self)
+        self._writer = BatchedWriter(Outbox(), self)
         # HTTP/1.0: an answer of unknown length is not chunked, and ends with the connection.
-        self._responder = Responder(self, self._outlet, "POST", True, False)
+        self._responder = Responder(self, self._writer, "POST", True, False)
         self._room, self._tenant, self._bytes_max = room, tenant, bytes_max
         self._size = self._held = 0
         self.is_cut = False
@@ -104,7 +104,7 @@ class StoredRequest(asyncio.Transport):
     def close(self) -> None:
         """Return the room, and drop references back to this object; the garbage collector rarely visits old cycles."""
         self.hold(0)
-        del self.context, self._responder, self._outlet
+        del self.context, self._responder, self._writer
 
     def cut(self) -> None:
         """Abort the answer."""
@@ -114,7 +114,7 @@ class StoredRequest(asyncio.Transport):
 
     def _end(self, instead: bytes = b"") -> None:
         if not self._done.done():
-            self._outlet.flush()
+            self._writer.flush()
             instead = BROKEN if self.is_cut else instead
             self.pieces = [instead] if instead else self.pieces
             self._done.set_result(None)

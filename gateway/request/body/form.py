@@ -21,7 +21,7 @@ PARTS_MAX: Final = 128
 HEAD_BYTES_MAX: Final = 4096
 VALUE_BYTES_MAX: Final = 256
 AUDIO_PROMPT: Final = Prompt(b"", 0, 1, 0)
-"""The prompt of an upload, which counts as one inline clip. Its beginning and the tokens of its bytes are unknown."""
+"""The prompt of an upload, which counts as one inline clip. The clip's beginning and tokens are unknown."""
 
 _TYPE: Final = b"multipart/form-data"
 _DISPOSITION: Final = b"form-data"

@@ -107,10 +107,10 @@ class Payload:
         self.previous = (fields.previous_response_id or "") if is_response else ""
         """Id of the stored response that the request continues, empty without one."""
 
-    def let_go(self, *, counts_commas: bool = False) -> None:
+    def drop_unsent(self, *, counts_commas: bool = False) -> None:
         """Drop all that the engine does not get. `counts_commas`: keep the number of commas in the prompt."""
         self.fields = NO_FIELDS
-        self.prompt.let_go(counts_commas)
+        self.prompt.drop_text(counts_commas)
 
     @property
     def prompt_param(self) -> str | None:

@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 from gateway.storage.hub.run_directory import RunDirectory
 from gateway.storage.hub.wire import Frames
 from gateway.storage.in_time import in_time
-from gateway.storage.store import Deployment
+from gateway.storage.store import PoolIdentity
 from gateway.storage.store_errors import StoreUnavailable
 from gateway.telemetry.metric_families import single
 from policies.replicas.schedule import DEADLINE_S
@@ -30,7 +30,7 @@ ASKED_MAX: Final = 256
 class HubStore:
     """A `Store` with one connection, on which many questions may be under way."""
 
-    def __init__(self, run_directory: RunDirectory, pools: Sequence[Deployment]) -> None:
+    def __init__(self, run_directory: RunDirectory, pools: Sequence[PoolIdentity]) -> None:
         self.replica = secrets.token_hex(8)
         self.epoch_s = run_directory.epoch_s
         self.pools = pools

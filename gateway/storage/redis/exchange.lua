@@ -121,7 +121,7 @@ local function is_batch(tenant)
   return string.sub(tenant, -#BATCH) == BATCH
 end
 
-local function line_of(tenant)
+local function line_name(tenant)
   return is_batch(tenant) and BATCH or ''
 end
 
@@ -187,13 +187,13 @@ end
 -- or left last itself, is not lifted.
 local function floor_of(name, waiting)
   local tenant = string.match(name, '^(.-)\31')
-  local among = tenant or line_of(name)
+  local among = tenant or line_name(name)
   local floor = nil
   for _, one in ipairs(waiting) do
     if one[tenant and 2 or 1] == name then
       return nil
     end
-    if (tenant and one[1] or line_of(one[1])) == among then
+    if (tenant and one[1] or line_name(one[1])) == among then
       local served = one[tenant and 4 or 3]
       if not floor or served < floor then
         floor = served

@@ -63,7 +63,7 @@ _ADVICE = {
     "WRONGTYPE": "something else has written keys that begin with fairgate: give another database",
     "UNSOUND": "restart this gateway: it has counted what cannot be",
 }
-"""What an operator has to do, by error code."""
+"""Advice to the operator, by error code."""
 _CODE = re.compile(r"(?:^|[-\s])([A-Z]{3,})\b")
 
 _DENIED = re.compile(r"(?i)user executing the script can't|no permissions to")
@@ -217,7 +217,7 @@ class RedisConnection:
         for _ in range(MOVES_MAX):
             connection = await self._connected()
             try:
-                return await in_time(_asked(connection, words), self._deadline_s)
+                return await in_time(_run_command(connection, words), self._deadline_s)
             except MovedError as moved:
                 await connection.disconnect(nowait=True)
                 self._follow(moved)
@@ -253,7 +253,7 @@ class RedisConnection:
             self._at, self._connection = at, None
 
 
-async def _asked(connection: AbstractConnection, words: Sequence[Argument]) -> Any:
+async def _run_command(connection: AbstractConnection, words: Sequence[Argument]) -> Any:
     await connection.send_command(*words)
     return await connection.read_response()
 

@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import Metric
 from redis.exceptions import ResponseError
 
 from gateway.storage.redis.redis_connection import Argument, RedisConnection
-from gateway.storage.store import Deployment
+from gateway.storage.store import PoolIdentity
 from gateway.storage.store_errors import StoreError, StoreRefused, StoreUnavailable
 from gateway.telemetry.metric_families import family, single
 from policies.replicas.schedule import DEADLINE_S
@@ -66,7 +66,7 @@ _EXCHANGE = Script("exchange.lua")
 class RedisStore:
     """A `Store`, and further requests to Redis: `run` and `command`."""
 
-    def __init__(self, url: str, pools: Sequence[Deployment] = (), *, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, url: str, pools: Sequence[PoolIdentity] = (), *, deadline_s: float = DEADLINE_S) -> None:
         self.replica = secrets.token_hex(8)
         """Unique name of this process among the replicas."""
         self.epoch_s = time.time() - time.monotonic()
@@ -127,7 +127,7 @@ class RedisStore:
 
     async def command(self, name: str, key: str, *args: Argument) -> Any:
         """Run one command on one key and return its answer. Raise StoreUnavailable."""
-        return await self._passing(lambda: self._own(self._connection(key).ask(name, key, *args)))
+        return await self._passing(lambda: self._shielded(self._connection(key).ask(name, key, *args)))
 
     def shaped(self, kind: Any, answer: object) -> Any:
         """Convert an answer to a type; digits become a number. Raise StoreUnavailable for an answer that Redis would
@@ -180,7 +180,7 @@ class RedisStore:
         connection = self._connection(_join_keys(self.pools[0])[0] if self.pools else "")
         connection.check_files()
         try:
-            info = self.shaped(bytes, await self._own(connection.ask("INFO", "server"))).decode("utf-8", "replace")
+            info = self.shaped(bytes, await self._shielded(connection.ask("INFO", "server"))).decode("utf-8", "replace")
         except StoreUnavailable as error:
             # A server that answers with an error speaks the protocol; a silent one may expect another.
             mismatch = None if isinstance(error.__cause__, ResponseError) else await connection.tls_mismatch()
@@ -195,14 +195,14 @@ class RedisStore:
             raise StoreRefused(
                 f"{self._where}: is Redis {found[1]}.{found[2]}; {least} or later is needed, or any Valkey"
             )
-        moment = self.shaped(tuple[bytes, bytes], await self._own(connection.ask("TIME")))
+        moment = self.shaped(tuple[bytes, bytes], await self._shielded(connection.ask("TIME")))
         seconds, microseconds = self.shaped(tuple[int, int], [part.decode("latin-1") for part in moment])
         self.epoch_s = seconds + microseconds / 1e6 - time.monotonic()
 
     async def _join_all(self) -> None:
         await asyncio.gather(*map(self._join, self.pools))
 
-    async def _join(self, pool: Deployment) -> None:
+    async def _join(self, pool: PoolIdentity) -> None:
         args: list[Argument] = [LAYOUT, self.replica, int(MEMBER_S * 1000), pool.policy, *pool.backends]
         answer, what = self.shaped(tuple[bytes, bytes | int | None], await self._run(_JOIN, _join_keys(pool), args))
         theirs = what.decode("utf-8", "replace") if isinstance(what, bytes) else ""
@@ -238,9 +238,9 @@ class RedisStore:
     async def _run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         rest = (len(keys), *keys, *args)
         ask = self._connection(keys[0]).ask("EVALSHA", script.sha, *rest, otherwise=("EVAL", script.source, *rest))
-        return await self._own(ask)
+        return await self._shielded(ask)
 
-    async def _own(self, ask: Coroutine[Any, Any, Any]) -> Any:
+    async def _shielded(self, ask: Coroutine[Any, Any, Any]) -> Any:
         """Run in a task of the store, so that a cancelled caller leaves no half-finished command on the connection."""
         task = asyncio.get_running_loop().create_task(ask)
         self._commands.add(task)
@@ -275,7 +275,7 @@ class RedisStore:
             logger.warning("state is not shared, this replica goes on with what it knows: %s", fault)
 
 
-def _join_keys(pool: Deployment) -> tuple[str, str]:
+def _join_keys(pool: PoolIdentity) -> tuple[str, str]:
     return f"fairgate:{_tag(pool.pool)}:layout", pool_key(pool.pool, "members")
 
 

@@ -103,7 +103,7 @@ async def test_a_fault_is_answered_logged_and_leaves_the_place_free(
 
     async with live_before_engine(start, limits={"unqueued_max": 1}) as (_, live):
         with monkeypatch.context() as patch:
-            patch.setattr("gateway.operator.self_service.self_service.own_standing", unforeseen)
+            patch.setattr("gateway.operator.self_service.self_service.own_document", unforeseen)
             got = await live.get("/fairgate/me", key="key-of-alice")
         assert (got.status, got.error["code"]) == (500, "internal_error")
         assert (await live.get("/fairgate/me", key="key-of-alice")).status == 200

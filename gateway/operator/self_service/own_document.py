@@ -39,7 +39,7 @@ class RecentService(NamedTuple):
     shares: Shares = MappingProxyType({})
 
 
-def own_standing(
+def own_document(
     principal: Principal, pools: Iterable[Pool], recently: RecentService, minutes: Iterable[OwnMinute],
     usage: Data | None, hours: list[Data] | None,
 ) -> Data:  # fmt: skip
