@@ -210,12 +210,11 @@ class Counters(Generic[M]):
         floor = self._floor = self.floor()
         if self._quantum:
             floor -= floor % self._quantum
+            self._turn += 1
+            member.turn = self._turn
         if floor > member.counter:
             member.lifted += floor - member.counter
             member.counter = floor
-        if self._quantum:
-            self._turn += 1
-            member.turn = self._turn
         if not member.running:
             self._idle.pop(member.name, None)
         self._waiting += 1
