@@ -209,7 +209,8 @@ class KvCache:
         if not self._leases:
             self._outputs = 0.0
             self._look_anew(now)
-        self.advance_forecast(now)
+        else:
+            self.advance_forecast(now)
 
     def observe(
         self, gauges: Gauges, now: float, *, starting_tokens: int, elsewhere: Grant | None, preempted: bool

@@ -153,27 +153,25 @@ class _Cell:
 class _CellTable:
     """The cells of requests with one kind of place (`_Cell`), in the order of the places."""
 
-    __slots__ = ("_by_key", "_keys", "cells")
+    __slots__ = ("_keys", "cells")
 
     def __init__(self) -> None:
         self.cells: list[_Cell] = []
         self._keys: list[int] = []
-        self._by_key: dict[int, _Cell] = {}
 
     def add(
         self, key: int, sign: float, place: float, h0: float, h1: float, h2: float, v0: float, v1: float, v2: float
     ) -> _Cell:
         """Add to the sums of a cell, or take from them (`sign` -1). Return the cell."""
-        cell = self._by_key.get(key)
-        if cell is None:
-            cell = self._by_key[key] = _Cell()
-            index = bisect_left(self._keys, key)
-            self._keys.insert(index, key)
-            self.cells.insert(index, cell)
+        keys, cells = self._keys, self.cells
+        index = bisect_left(keys, key)
+        if index == len(keys) or keys[index] != key:
+            keys.insert(index, key)
+            cells.insert(index, _Cell())
+        cell = cells[index]
         cell.count += sign
         if cell.count < 0.5:
-            index = bisect_left(self._keys, key)
-            del self._keys[index], self.cells[index], self._by_key[key]
+            del keys[index], cells[index]
             return cell
         cell.place += sign * place
         cell.h0 += sign * h0
@@ -267,7 +265,7 @@ class KvForecast:
     def _add_to_sums(self, one: Growing, sign: float) -> None:
         """Add a request to all sums, or subtract it (`sign` -1)."""
         self._full_at = -1.0
-        base, n, width = one.base, one.sequences, one.spread
+        base, n, begins, ends, width = one.base, one.sequences, one.begins, one.ends, one.spread
         at_start, whole = one.at_start, one.whole
         if one.due_key != NEVER:
             due = self._due.add(one.due_key, sign, one.due, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -284,7 +282,16 @@ class KvForecast:
         else:
             self._h0 += sign * base
             self._h1 += sign * n
-            self._sum_steps(one, sign)
+            h0 = h1 = h2 = v0 = v1 = v2 = 0.0
+            if width:
+                # The mean is (base + n * step) * p, where p is the probability of not having ended. It falls from 1 to
+                # 0 over the width. The variance is held**2 * p * (1 - p).
+                h0, h1, h2 = base * ends / width, (n * ends - base) / width, -n / width
+                q = ((one.held + n * one.grows / 2) / width) ** 2
+                v0, v1, v2 = -q * begins * ends, q * (begins + ends), -q
+            self._steps.add(one.begins_key, sign, begins, h0 - base, h1 - n, h2, v0, v1, v2)
+            if width:
+                self._steps.add(one.ends_key, sign, ends, -h0, -h1, -h2, -v0, -v1, -v2)
         w0, l0 = whole * (at_start + n * whole / 2), at_start + n * whole / 2
         self._starts.add(one.starts_key, sign, one.starts, w0, w1, w2, 0.0, 0.0, 0.0)
         self._w0 += sign * w0
@@ -292,20 +299,6 @@ class KvForecast:
         self._w2 += sign * w2
         self._l0 += sign * l0
         self._l1 += sign * l1
-
-    def _sum_steps(self, one: Growing, sign: float) -> None:
-        """Add the occupancy of a request to the sums over steps, or subtract it (`sign` -1)."""
-        base, n, begins, ends, width = one.base, one.sequences, one.begins, one.ends, one.spread
-        if not width:
-            self._steps.add(one.begins_key, sign, begins, -base, -n, 0.0, 0.0, 0.0, 0.0)
-            return
-        # The mean is (base + n * step) * p, where p is the probability of not having ended. It falls from 1 to 0 over
-        # the width. The variance is held**2 * p * (1 - p).
-        h0, h1, h2 = base * ends / width, (n * ends - base) / width, -n / width
-        q = ((one.held + n * one.grows / 2) / width) ** 2
-        v0, v1, v2 = -q * begins * ends, q * (begins + ends), -q
-        self._steps.add(one.begins_key, sign, begins, h0 - base, h1 - n, h2, v0, v1, v2)
-        self._steps.add(one.ends_key, sign, ends, -h0, -h1, -h2, -v0, -v1, -v2)
 
     def held(self) -> float:
         """Return the tokens that all requests hold now."""

@@ -65,6 +65,7 @@ class BackendLedger:
         """Sequences whose first token was seen and that have not ended."""
         self.starting: dict[str, Lease] = {}
         """Dispatched requests without a first token."""
+        self._starting_sequences = 0
         self.starting_tokens = 0
         self.prefill_tokens = 0
         """Starting tokens that are not expected to be cached, so the engine must compute them."""
@@ -258,6 +259,7 @@ class BackendLedger:
         self.kv.add(lease)
         self.leases[request.id] = lease
         self.starting[request.id] = lease
+        self._starting_sequences += request.sequences
         self.starting_tokens += request.prompt_tokens
         lease.is_first = not self.prefill_tokens
         # Without gauges nothing shows the start of an answer in one piece, so such a prompt would fill the window until
@@ -281,7 +283,7 @@ class BackendLedger:
         if lease.request.streamed:
             self.pace.started(lease, now)
             self._streaming += lease.request.sequences
-            self.slots.raise_to(self._running())
+            self.slots.raise_to(self.sequences - self._starting_sequences)
             if lease.passed and lease.was_taken():
                 self._closed_until_s = 0.0
         self._backoff_s = 0.0
@@ -312,6 +314,7 @@ class BackendLedger:
         """Take a request out of those without a first token."""
         self._starts_since_gauges += 1
         del self.starting[lease.request.id]
+        self._starting_sequences -= lease.request.sequences
         self.starting_tokens -= lease.request.prompt_tokens
         self.prefill_tokens -= lease.prefill_tokens
 
@@ -344,7 +347,7 @@ class BackendLedger:
             after.passed += [*full_for.passed, full_for.request]
             if after.started_s is not None and after.was_taken():
                 self._closed_until_s = self._backoff_s = 0.0
-        elif running := self._running():
+        elif running := self.sequences - self._starting_sequences:
             self.slots.refused(running)
 
     def observe(self, gauges: Gauges, now: float, *, arrived_s: float = float("-inf")) -> None:
@@ -370,11 +373,10 @@ class BackendLedger:
         if gauges.waiting is not None:
             self._infer_starts(gauges, now)
             self._adapt(gauges, before, now, is_sustained=now - arrived_s < SUSTAINED_S)
-            starting = sum([lease.request.sequences for lease in self.starting.values()])
-            self._preempted = max(0, gauges.waiting - starting) if gauges.is_step else 0
-        preempted = self._preempted > 0
-        starting_tokens, elsewhere = self.starting_tokens, self.allowance
-        self.kv.observe(gauges, now, starting_tokens=starting_tokens, elsewhere=elsewhere, preempted=preempted)
+            self._preempted = max(0, gauges.waiting - self._starting_sequences) if gauges.is_step else 0
+        self.kv.observe(
+            gauges, now, starting_tokens=self.starting_tokens, elsewhere=self.allowance, preempted=self._preempted > 0
+        )
 
     def recognised(self, facts: EngineFacts) -> None:
         """Set the slots of an engine that comes into service, and forget the gauges of another kind of engine."""
@@ -395,10 +397,6 @@ class BackendLedger:
                     if now - lease.dispatched_s >= self.pace.first_token_s:
                         self.started(lease, now)
         return due_s
-
-    def _running(self) -> int:
-        """Return the sequences that have started."""
-        return self.sequences - sum(lease.request.sequences for lease in self.starting.values())
 
     def _infer_starts(self, gauges: Gauges, now: float) -> None:
         """Mark unstreamed requests as started, except the last `waiting`: the engine serves in order of arrival."""

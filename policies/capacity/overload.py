@@ -74,17 +74,14 @@ def _fullness(
 
     The first open backend that is emptier than `enough` ends the search.
     """
-    open_least: tuple[float, str] | None = None
-    closed_least: tuple[float, str] | None = None
+    least: tuple[bool, tuple[float, str]] | None = None
     for ledger in backends:
         if not ledger.healthy:
             continue
         obstacle = blocked.obstacles.get(ledger.name) if blocked is not None else None
         level = ledger.occupancy(blocked.request if blocked is not None else None, obstacle, now)
-        if obstacle is Obstacle.CLOSED:
-            closed_least = level if closed_least is None or level < closed_least else closed_least
-        elif level[0] < enough:
+        rank = obstacle is Obstacle.CLOSED, level
+        if level[0] < enough and not rank[0]:
             return level
-        else:
-            open_least = level if open_least is None or level < open_least else open_least
-    return open_least or closed_least or (0.0, "no backend in service,")
+        least = rank if least is None else min(least, rank)
+    return (0.0, "no backend in service,") if least is None else least[1]

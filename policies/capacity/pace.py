@@ -154,7 +154,8 @@ class PrefillRate:
         if tokens < 1:
             return
         self.seen += 1
-        own_tokens, own_s = self._sizes.setdefault(tokens.bit_length(), (Mean(), Mean()))
+        size = tokens.bit_length()
+        own_tokens, own_s = self._sizes.get(size) or self._sizes.setdefault(size, (Mean(), Mean()))
         own_tokens.learn(tokens)
         own_s.learn(seconds)
         rates = [own.value / took.value for own, took in self._sizes.values() if own.seen >= SEEN_MIN and took.value]

@@ -378,6 +378,7 @@ class WorkingSet:
         if self.tokens <= most_tokens:
             return
         idle: dict[str, list[Context]] = {}
+        per_part = self._tree.context_tokens_per_part
         for context in self._idle:
             if context.tokens:
                 idle.setdefault(context.tenant, []).append(context)
@@ -385,13 +386,10 @@ class WorkingSet:
             own.sort(key=lambda context: context.began_s)
         while idle and self.tokens > most_tokens:
             is_batch_over = self._tree.pool.used[BATCH_CONTEXTS] > self.batch_share * self.capacity_tokens
-            most = min(idle, key=lambda leaf: self._over_part(leaf, is_batch_over=is_batch_over))
+            most = min(idle, key=lambda leaf: over_part(leaf, per_part(leaf), 1.0, is_batch_over=is_batch_over))
             context = idle[most].pop()
             if not idle[most]:
                 del idle[most]
             self._resize(context, 0)
             del self._idle[context]
             self._parked[context] = None
-
-    def _over_part(self, leaf: str, *, is_batch_over: bool) -> tuple[bool, float]:
-        return over_part(leaf, self._tree.context_tokens_per_part(leaf), 1.0, is_batch_over=is_batch_over)

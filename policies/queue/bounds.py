@@ -221,7 +221,7 @@ class BoundedQueue:
             return max(1.0, left_s)
         own = self._tenants.get(request.flow.tenant)
         queued = own.size(by_bytes=False) if own is not None else 0
-        wait_s = min(WAIT_S_MAX, wait_s * (1.0 + self.places.kept(request.flow.tenant) / (queued + 1)))
+        wait_s = min(WAIT_S_MAX, wait_s * (1.0 + self.places.kept[request.flow.tenant] / (queued + 1)))
         if len(self.places.due) < PLACES_MAX:
             self.places.keep(request, why, wait_s, now)
         return wait_s

@@ -199,10 +199,11 @@ class Counters(Generic[M]):
 
     def queued(self, member: M, *, preferred: bool = False) -> None:
         """Count one more waiting request of a member. `preferred`: as for `prefer`."""
-        member.queued += 1
-        if member.queued > 1:
+        if member.queued:
+            member.queued += 1
             self.prefer(member, preferred)
             return
+        member.queued = 1
         # The lift to the floor banks no credit. With rounds, the member is raised to the beginning of the round.
         if self.unconfirmed or (not self._waiting and not self._asleep):
             member.is_sole = True
@@ -210,12 +211,11 @@ class Counters(Generic[M]):
         floor = self._floor = self.floor()
         if self._quantum:
             floor -= floor % self._quantum
+            self._turn += 1
+            member.turn = self._turn
         if floor > member.counter:
             member.lifted += floor - member.counter
             member.counter = floor
-        if self._quantum:
-            self._turn += 1
-            member.turn = self._turn
         if not member.running:
             self._idle.pop(member.name, None)
         self._waiting += 1

@@ -291,18 +291,15 @@ class ExpectedWaits:
             _learn(flow, request.progress.normalised or request.progress.charged, answer_s)
 
 
-class _Line:
+class _Line(NamedTuple):
     """Waiting tenants, or flows of a tenant, that a wait estimate compares; a sample if there are many."""
 
-    __slots__ = ("counters", "floor", "members", "number")
-
-    def __init__(self, counters: Counters[Any], members: Sequence[Member], number: int, floor: float) -> None:
-        self.counters = counters
-        self.members = members
-        self.number = number
-        """Members that wait, not only those of the sample."""
-        self.floor = floor
-        """Rank at which a new member begins."""
+    counters: Counters[Any]
+    members: Sequence[Member]
+    number: int
+    """Members that wait, not only those of the sample."""
+    floor: float
+    """Rank at which a new member begins."""
 
     def queued(self) -> float:
         """Return the estimated number of requests that wait."""

@@ -24,14 +24,10 @@ class Places:
     def __init__(self) -> None:
         self.due: dict[Place, tuple[float, Refusal]] = {}
         """The kept places: time of the retry, and reason of the refusal."""
-        self._kept: Counter[str] = Counter()
+        self.kept: Counter[str] = Counter()
         """Number of kept places by tenant."""
         self._ends: list[tuple[float, float, Place]] = []
         """Heap of (expiry, time of the retry, place). An entry is stale if its place was given up or kept anew."""
-
-    def kept(self, tenant: str) -> int:
-        """Return the number of places that are kept for this tenant."""
-        return self._kept[tenant]
 
     def left_s(self, request: Request, now: float) -> float | None:
         """Return the seconds until the retry is due; None if no place is kept for the request."""
@@ -41,7 +37,7 @@ class Places:
     def keep(self, request: Request, why: Refusal, wait_s: float, now: float) -> None:
         place = request.flow, request.prompt_tokens
         self.due[place] = now + wait_s, why
-        self._kept[request.flow.tenant] += 1
+        self.kept[request.flow.tenant] += 1
         heappush(self._ends, (now + wait_s * (1.0 + KEPT_LONGER), now + wait_s, place))
         if len(self._ends) > 2 * len(self.due) + 64:
             self._ends = [end for end in self._ends if self._is_due(end)]
@@ -66,7 +62,7 @@ class Places:
     def _give_up(self, place: Place) -> Refusal:
         _, why = self.due.pop(place)
         tenant = place[0].tenant
-        self._kept[tenant] -= 1
-        if not self._kept[tenant]:
-            del self._kept[tenant]
+        self.kept[tenant] -= 1
+        if not self.kept[tenant]:
+            del self.kept[tenant]
         return why

@@ -155,11 +155,9 @@ class PoolTree:
         for resource, amount in ((SEQUENCES, request.sequences), (TOKENS, request.prompt_tokens)):
             if amount <= tenant.available(resource) + ROUNDING:
                 continue
-            node: Node | None = tenant
-            while node is not None:
+            for node in self._path(tenant):
                 if node.used[resource] and amount > node.most[resource] - node.used[resource]:
                     return node, resource, True
-                node = node.parent
             return tenant, resource, False
         return None
 

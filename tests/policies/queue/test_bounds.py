@@ -193,5 +193,5 @@ def test_a_place_is_kept_for_a_quarter_longer_than_its_wait() -> None:
     room.comes_back_in(make_request("a"), Refusal.QUEUE_FULL, 8.0, 0.0)
     for now in (8.0, 9.9, 10.0):
         room.places.expire(now)
-        kept.append(room.places.kept("a"))
+        kept.append(room.places.kept["a"])
     assert kept == [1, 1, 0]
