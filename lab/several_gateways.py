@@ -75,7 +75,7 @@ class _Gateway(SimulatedGateway):
         self.exchange_s = inf
         """When the next exchange begins; infinite while one is under way."""
         self.prefixes: SharedPrefixes | None = None
-        if talks and engine.policy.reads_prefixes:
+        if talks and engine.policy.prefixes is not None:
             self.prefixes = SharedPrefixes(engine.policy, engine.backends, name=f"gateway-{index}")
         self.news_s = -inf
         """When news are sent next, or were sent last."""

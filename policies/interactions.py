@@ -212,12 +212,10 @@ class Interactions:
             if len(known) > 1 and claim.id:  # some models number their calls of tools anew in each answer
                 asked = self._known_by(flow, claim.id)
                 known = [one for one in known if one in asked] or known
-            found = self._of_several(known, now)
-            if found is not None:
+            if (found := self._of_several(known, now)) is not None:
                 return found
         if claim.id and not claim.begins:
-            known = self._known_by(flow, claim.id)
-            found = self._of_several(known, now) if known else None
+            found = self._of_several(self._known_by(flow, claim.id), now)
             if found is not None:
                 return found
         keys = claim.keys

@@ -268,7 +268,7 @@ class Pool:
     def prefix_of(self, payload: Payload, tenant: str) -> tuple[int, ...]:
         """Return a prompt's block hashes, if the policy uses prefixes. Tenants have separate hashes where engines
         separate their cached blocks."""
-        if not self.dispatcher.engine.policy.reads_prefixes:
+        if self.dispatcher.engine.policy.prefixes is None:
             return ()
         seed = payload.model
         if any([backend.keeps_tenants_apart for backend in self.backends.values()]):

@@ -65,7 +65,7 @@ def replicate(
         background.repeat(each.turn, "exchange", each.about)
     for pool in pools:
         background.repeat(LearnedSync(store, pool.name, pool.dispatcher.engine).sync_once, "lessons", pool.name)
-        if pool.dispatcher.engine.policy.reads_prefixes:
+        if pool.dispatcher.engine.policy.prefixes is not None:
             broadcast = PrefixBroadcast(store, pool.name, pool.dispatcher)
             background.repeat(broadcast.report, "news sent", pool.name)
             background.repeat(broadcast.listen, "news received", pool.name)

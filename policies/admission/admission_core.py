@@ -359,17 +359,10 @@ def strike(requests: RequestLedger, request: Request, now: float) -> None:
         lambda: requests.working_set.left(request, NO_SERVICE, now),
         lambda: requests.interactions.broke_off(request, NO_SERVICE, now),
         lambda: requests.end_quota(request, NO_SERVICE, now),
-        partial(_recount, requests),
+        lambda: requests.regroup(requests.tree.terms),
     ]
     for part in parts:
         try:
             part()
         except Exception:  # the request is not in that table, or the reported fault has occurred again
             continue
-
-
-def _recount(requests: RequestLedger) -> None:
-    """Count the present and running requests of each tenant anew."""
-    waiting = [each for each in requests.waiting.requests.values() if each.progress.state is State.QUEUED]
-    leases = [(lease.request, lease.held_tokens) for lease in requests.leases.values()]
-    requests.tree.regroup(requests.tree.terms, waiting, leases)

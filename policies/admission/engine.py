@@ -15,9 +15,9 @@ from math import inf
 
 from policies.admission.admission_core import NOTHING, AdmissionCore
 from policies.admission.decisions import Decision, Failure
-from policies.admission.explanation import Explanation, explain
+from policies.admission.explanation import Explanation, decided_in_words, expected_s, queued_in_words
 from policies.admission.request_ledger import NO_SERVICE
-from policies.admission.waits import NEVER_WAITED
+from policies.admission.waits import seconds_of
 from policies.capacity.gauges import EngineFacts, Gauges, Grant
 from policies.capacity.ledger import BackendLedger
 from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens, State
@@ -56,18 +56,22 @@ class AdmissionEngine(AdmissionCore):
         if not tree.is_flat:  # the order's weight depends on the present tenants, so the tree's numbers replace it
             numbers.pop("weight", None)
             numbers |= tree.numbers(known.flow.tenant)
-        return explain(
-            request_id,
-            request,
-            last,
-            blocked=self.blocked,
-            ceiling=tree.ceiling_in_words(request) if request is not None else "",
-            waited_s=self._waits.so_far(request, now) if request is not None else NEVER_WAITED,
-            pressure=pressure,
-            limits=self.quotas.standing(known.flow.tenant, now) if self.quotas is not None else [],
-            numbers=numbers,
-            kv={name: ledger.kv_fraction() for name, ledger in self.backends.items()},
-        )
+        limits = self.quotas.standing(known.flow.tenant, now) if self.quotas is not None else []
+        kv = {name: ledger.kv_fraction() for name, ledger in self.backends.items()}
+        if request is not None:
+            progress, reason = request.progress, queued_in_words(request, self.blocked, tree.ceiling_in_words(request))
+            return Explanation(
+                request_id, "queued", request.flow, progress.stage, progress.inside, last, self.blocked, reason,
+                self._waits.so_far(request, now), expected_s(progress.wait), pressure, limits, numbers, kv,
+            )  # fmt: skip
+        assert last is not None
+        if last.rejected is not None and last.rejected.limit is not None:
+            limits = [last.rejected.limit, *limits]
+        return Explanation(
+            request_id, "dispatched" if last.rejected is None else "rejected", last.flow, last.stage, last.inside, last,
+            None, decided_in_words(last), seconds_of(last.wait), expected_s(last.wait), last.pressure, limits, numbers,
+            kv,
+        )  # fmt: skip
 
     def next_wakeup(self) -> float | None:
         """Return the time at which `woke` must be called if no other event comes; None if no request waits."""

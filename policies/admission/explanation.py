@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from policies.admission.decisions import DecisionRecord, Reject
-from policies.admission.waits import seconds_of
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.request import Flow, Limit, PlacementReason, Pressure, Refusal, Request, State, Wait
 
@@ -104,50 +103,19 @@ OF_REFUSAL: Final = {
 }
 
 
-def explain(
-    request_id: str,
-    request: Request | None,
-    last: DecisionRecord | None,
-    *,
-    blocked: Blocked | None,
-    ceiling: str,
-    waited_s: Mapping[str, float],
-    pressure: Pressure,
-    limits: list[Limit],
-    numbers: dict[str, float],
-    kv: dict[str, float],
-) -> Explanation:
-    """Return the explanation of a request. At least one of `request` and `last` must be given.
+def queued_in_words(request: Request, blocked: Blocked | None, ceiling: str) -> str:
+    """Return why a waiting request waits.
 
-    Args:
-        request: the request, if it waits.
-        last: latest decision on the request, if remembered.
-        blocked: next request in order, and its obstacle at each engine.
-        ceiling: sentence on the full group or tenant that keeps the request from starting; "" if there is none.
-        waited_s: for a waiting request, the seconds so far by obstacle.
-        pressure: overload of the pool now.
-        limits, numbers, kv: as in `Explanation`.
+    `blocked`: next request in order, and its obstacle at each engine. `ceiling`: sentence on the full group or tenant
+    that keeps the request from starting; "" if there is none.
     """
-    if request is not None:
-        progress = request.progress
-        why = None if blocked is None else blocked.nearest()
-        if progress.rests or progress.state is not State.QUEUED:
-            why = Obstacle.RETURNED if progress.rests else Obstacle.ASKED
-        reason = f"queued: {ceiling or ('it waits for its turn' if why is None else OF_OBSTACLE[why])}"
-        return Explanation(
-            request_id, "queued", request.flow, progress.stage, progress.inside, last, blocked, reason, waited_s,
-            _expected_s(progress.wait), pressure, limits, numbers, kv,
-        )  # fmt: skip
-    assert last is not None
-    if last.rejected is not None and last.rejected.limit is not None:
-        limits = [last.rejected.limit, *limits]
-    return Explanation(
-        request_id, "dispatched" if last.rejected is None else "rejected", last.flow, last.stage, last.inside, last,
-        None, _reason(last), seconds_of(last.wait), _expected_s(last.wait), last.pressure, limits, numbers, kv,
-    )  # fmt: skip
+    why = None if blocked is None else blocked.nearest()
+    if request.progress.rests or request.progress.state is not State.QUEUED:
+        why = Obstacle.RETURNED if request.progress.rests else Obstacle.ASKED
+    return f"queued: {ceiling or ('it waits for its turn' if why is None else OF_OBSTACLE[why])}"
 
 
-def _expected_s(wait: Wait | None) -> float | None:
+def expected_s(wait: Wait | None) -> float | None:
     return None if wait is None or wait.expected is None else round(wait.expected.wait_s, 3)
 
 
@@ -166,7 +134,7 @@ def sentence(request_id: str, tenant: str, *parts: str) -> str:
     return f"{request_id}{whose} {verb} {'; it '.join(part for part in parts if part)}."
 
 
-def _reason(decided: DecisionRecord) -> str:
+def decided_in_words(decided: DecisionRecord) -> str:
     decision = decided.decision
     if not isinstance(decision, Reject):
         return dispatched_in_words(decision.backend, decided.placed, at_once=decided.wait is None)

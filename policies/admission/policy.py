@@ -36,11 +36,6 @@ class Policy:
         """Callback for the prefix and the engine of each dispatch, where other gateways must know of it."""
         self._homes = Homes(prefixes) if prefixes is not None and order.passes else None
 
-    @property
-    def reads_prefixes(self) -> bool:
-        """Return whether requests must carry the hashes of their prompt's blocks."""
-        return self.prefixes is not None
-
     def may_pass_starts(self, tenant: str) -> bool:
         """Return whether a tenant may begin before the starts that wait for the working set, in any queue."""
         return all([order.backlog is None or order.backlog.may_pass_starts(tenant) for order in self.queues().values()])
@@ -88,14 +83,12 @@ class Policy:
         if self.prefixes is None or not request.prefix:
             order.charge(request, service, now, final=final)
             return
-        expected_blocks = progress.cached_blocks
-        if service.cached is not None:
-            # An engine's report is believed within possible bounds.
-            service = ServiceTokens(service.prompt, service.output, max(0, min(service.cached, service.prompt)))
-        reported = service.cached
-        if reported is None and expected_blocks:
-            # The answer is not complete, so the expected number is used.
+        expected_blocks, reported, cached = progress.cached_blocks, service.cached, service.cached
+        if reported is not None:  # an engine's report is believed within possible bounds
+            cached = reported = max(0, min(reported, service.prompt))
+        elif expected_blocks:  # the answer is not complete, so the expected number is used
             cached = tokens_of_blocks(expected_blocks, request.prefix, service.prompt)
+        if cached != service.cached:
             service = ServiceTokens(service.prompt, service.output, cached)
         order.charge(request, service, now, final=final)
         if final and not service.prompt:  # refused: the engine never computed it
@@ -120,14 +113,14 @@ class Policy:
         """Return the numbers that decide this flow's place, by name."""
         return self.order.explain(flow, now)
 
-    def refund(self, request: Request, now: float) -> None:
-        """Refund a dispatched request, because another policy will charge it."""
-        order: Order = request.progress.order
-        order.charge(request, ServiceTokens(0, 0), now, final=True)
-
     def go_on_with(self, request: Request, engine: str, now: float) -> None:
         """Adopt a request that another policy dispatched to this engine. No request may be queued yet."""
-        self._run_at(self.order, request, engine, now)
+        order = self.queue(engine)
+        if order is None:  # one queue in front of all engines
+            order = self.order
+        order.push(request, now)
+        order.take(request)
+        request.progress.order, request.progress.engine = order, engine
 
     def forget_engine(self, engine: str, now: float) -> None:
         """Forget a removed engine, at which no request runs."""
@@ -137,12 +130,6 @@ class Policy:
     def __len__(self) -> int:
         """Return the number of queued requests."""
         return len(self.order)
-
-    def _run_at(self, order: Order, request: Request, engine: str, now: float) -> None:
-        """Let an empty order dispatch the request to the engine at which it already runs."""
-        order.push(request, now)
-        order.take(request)
-        request.progress.order, request.progress.engine = order, engine
 
     def _sent(self, selection: Selection, order: Order) -> Selection:
         """Record a dispatch: its order, its engine, and the prompt that the engine will have cached."""
@@ -204,30 +191,22 @@ class AssignedPolicy(Policy):
             for request, _ in self._arrived.values():
                 return Blocked(request, {})  # the only engine that can serve it is out of service
         least_busy_first = sorted([(count, name) for name, count in running.items()])
-        blocked: Blocked | None = None
-        longest: Order | None = None
-        for _, name in least_busy_first:
-            order = self._orders[name]
-            if not len(order):
-                continue
+        tried = [(name, self._orders[name]) for _, name in least_busy_first if len(self._orders[name])]
+        if tried and self._assignment.idle_takes:
+            longest = max([order for _, order in tried], key=len)
+            idle = [name for count, name in least_busy_first if not count and not len(self._orders[name])]
+            tried += [(name, longest) for name in idle]
+        blocked: list[Blocked] = []
+        for name, order in tried:
             selection = schedule(order, engines, only=name)
             if isinstance(selection, Selection):
                 return self._record_dispatch(selection, order)
-            if isinstance(selection, Blocked):
-                if blocked is None:
-                    blocked = selection
-                else:
-                    blocked.others += (selection,)
-            if longest is None or len(order) > len(longest):
-                longest = order
-        if longest is None or not self._assignment.idle_takes:
-            return blocked
-        for count, name in least_busy_first:
-            if not count and not len(self._orders[name]):
-                selection = schedule(longest, engines, only=name)
-                if isinstance(selection, Selection):
-                    return self._record_dispatch(selection, longest)
-        return blocked
+            if selection is not None and order is self._orders[name]:
+                blocked.append(selection)
+        if not blocked:
+            return None
+        blocked[0].others = tuple(blocked[1:])
+        return blocked[0]
 
     def remove(self, request: Request, now: float) -> None:
         if self._arrived.pop(request.id, None) is None:
@@ -250,7 +229,7 @@ class AssignedPolicy(Policy):
         return numbers | self._assignment.explain(flow.tenant)
 
     def go_on_with(self, request: Request, engine: str, now: float) -> None:
-        self._run_at(self._order_at(engine), request, engine, now)
+        super().go_on_with(request, engine, now)
         self._assignment.moved(request, None, engine)
 
     def forget_engine(self, engine: str, now: float) -> None:

@@ -5,29 +5,165 @@ Each event is a method, which changes the state (`admission.lifecycle`) and upda
     while it waits   the bounded queue, the clocks of waits, and the order (unless it rests or is not queued yet)
     while it runs    its lease, its engine's ledger, and for batch work the candidates for preemption
     in both states   the tree, the working set, its interaction, and the counts of its limits
+
+Questions change nothing. A request that cannot start waits at one gate (`queue.expected_wait`): the tree, the working
+set and the engines say at which.
 """
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from math import inf
+from math import fsum, inf
 from typing import Final
 
 from policies.admission import lifecycle
 from policies.admission.decisions import Preempt
-from policies.admission.lifecycle import Event, IllegalEvent
-from policies.admission.pool_tables import PoolTables
-from policies.admission.room import PoolRoom
+from policies.admission.lifecycle import Event, IllegalEvent, UnknownRequest
+from policies.admission.policy import Policy
+from policies.admission.room import DueTimes, PoolRoom
+from policies.admission.waits import Waits
 from policies.capacity.lease import Lease
+from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.queue.expected_wait import Expected
-from policies.request import Refusal, Refused, Request, ServiceTokens, State
+from policies.capacity.output_lengths import OutputPredictor
+from policies.capacity.working_set import WorkingSet
+from policies.interactions import Interactions
+from policies.limits.quotas import Quotas
+from policies.queue.backlog import Backlog
+from policies.queue.bounds import BoundedQueue, QueueLimits
+from policies.queue.cold_start import ColdStartEstimator
+from policies.queue.expected_wait import Expected, ExpectedWaits, Gate, GateState
+from policies.request import Pressure, Refusal, Refused, Request, ServiceTokens, State
+from policies.tree.pool_tree import PoolTree
+from policies.tree.preemption import Preemption
+from policies.tree.terms import Tree
 
 NO_SERVICE: Final = ServiceTokens(0, 0)
 
 
-class RequestLedger(PoolTables):
+class RequestLedger:
     """The requests of one pool: a method per event changes a request's state and every table that knows the request."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        limits: QueueLimits,
+        lengths: OutputPredictor,
+        interactions: Interactions,
+        quotas: Quotas | None,
+        tree: PoolTree,
+    ) -> None:
+        self.waiting = BoundedQueue(limits)
+        self.waits = Waits()
+        self.leases: dict[str, Lease] = {}
+        self.backends: dict[str, BackendLedger] = {}
+        self.tree = tree
+        self.working_set = WorkingSet(tree)
+        self.cold_start = ColdStartEstimator()
+        self.expected_waits = ExpectedWaits()
+        self.policy = policy
+        self.lengths = lengths
+        self.interactions = interactions
+        self.quotas = quotas
+        self.preemption = Preemption()
+        self._streaming: list[Lease] = []
+        """Leases with tokens that are not charged yet."""
+        self.charged_s = -inf
+        """Time of the last `charge_progress`."""
+        self.touched: dict[str, None] = {}
+        """Engines with an event since the last `charge_progress`."""
+        self.resting: list[tuple[float, str]] = []
+        """Heap of resting requests by the end of their rest. Some have left since."""
+        self._due = DueTimes()
+        """Times at which the estimates of an engine's ledger change without an event."""
+
+    # --- questions: they change nothing ---
+
+    def refusal(self, request: Request, pressure: Pressure, now: float) -> Refused | None:
+        """Return the refusal by a limit of the order, or of a start that would wait too long for the working set."""
+        if (refused := self.policy.order.refusal(request, now, pressure)) is not None:
+            return refused
+        backlog = self.policy.order_of(request).backlog
+        if backlog is None or not backlog.starts or not backlog.has_sleeping_starts(request.flow.tenant):
+            return None  # the first start of a tenant may always wait
+        most_s = self.waiting.limits.wait_s(request)
+        if request.progress.inside or most_s == request.wait_s_max or not self.gate_of(request).gate.starts_of:
+            return None
+        wait_s = self.waiting.places.left_s(request, now)
+        if wait_s is None:
+            expected = self.expected(request, now, comes=True)
+            # Until the contexts of the tenant have made way for as many others, turns say little: all began at once.
+            is_learned = expected.gone >= self.working_set.number_of(request.flow.tenant)
+            wait_s = expected.late_s if is_learned else 0.0
+        why = Refusal.WORKING_SET
+        return Refused(why, self.waiting.comes_back_in(request, why, wait_s, now)) if wait_s > most_s else None
+
+    def expected(self, request: Request, now: float, *, comes: bool) -> Expected:
+        """Return the expected wait of a request. `comes`: the request is not queued, and would arrive now."""
+        held_s = self.cold_start.left_s(now)
+        return self.expected_waits.of(request, self.gate_of(request), now, comes=comes, held_s=held_s)
+
+    def gate_of(self, request: Request, *, waits: bool = True) -> GateState:
+        """Return the gate where a request waits or would wait; with `waits` False, the gate that it has just passed."""
+        order, queues = self.policy.order_of(request), max(1, len(self.policy.queues()))
+        node = self.tree.full_for(request) if order.backlog is not None else None
+        if node is not None:
+            gate, running = Gate(request.can_wait, node.name), self.tree.running(node.name)
+        elif order.backlog is not None and self._is_at_the_set(request, order.backlog, waits=waits):
+            gate = Gate(request.can_wait, starts_of=request.flow.tenant)
+            running = max(1, round(self.working_set.number_of(request.flow.tenant)))
+            return GateState(gate, order.backlog, len(order), queues, running, self.working_set.hold_s)
+        else:
+            gate, running = Gate(request.can_wait), len(self.leases)
+        answer_s = self.expected_waits.answer_s()
+        if not answer_s:
+            answer_s = fsum([ledger.pace.lifetime_s for ledger in self.backends.values()]) / max(1, len(self.backends))
+        return GateState(gate, order.backlog, len(order), queues, running, answer_s)
+
+    def _is_at_the_set(self, request: Request, backlog: Backlog, *, waits: bool) -> bool:
+        """Return whether a request waits for the working set, or with `waits` False has just been admitted to it."""
+        if waits:
+            return not self.working_set.has_room(request)
+        if request.progress.context is not None:
+            return False
+        tenant, wait = request.flow.tenant, request.progress.wait
+        has_waited = wait is not None and wait.expected is not None and wait.expected.gate.starts_of == tenant
+        return has_waited or backlog.has_sleeping_starts(tenant)
+
+    def numbers(self, request: Request | None, now: float) -> dict[str, float]:
+        """Return the numbers that decide about a waiting request, beside those of the order.
+
+        `request`: None for the numbers of the pool alone.
+        """
+        numbers: dict[str, float] = {}
+        if self.working_set.hold_s:
+            numbers["working_set_tokens"] = float(self.working_set.tokens_in_all)
+            numbers["working_set_max_tokens"] = float(self.working_set.capacity_tokens)
+            numbers["working_set_hold_s"] = self.working_set.hold_s
+        if request is not None:
+            numbers["place_in_tenant"] = float(self.waiting.place_of(request))
+            numbers["queue"] = float(len(self.waiting.requests))
+            numbers["expected_wait_s"] = self.expected(request, now, comes=False).wait_s
+        return numbers
+
+    def wanted_tokens(self) -> float:
+        """Return the tokens of the prompts and expected answers of all waiting and running requests. O(requests)."""
+        present = [*self.waiting.requests.values(), *[lease.request for lease in self.leases.values()]]
+        return sum([each.prompt_tokens + each.progress.output_tokens_expected for each in present])
+
+    def lease(self, request_id: str) -> Lease:
+        """Return the lease of a dispatched request. Raise UnknownRequest if there is none."""
+        lease = self.leases.get(request_id)
+        if lease is None:
+            raise UnknownRequest(request_id)
+        return lease
+
+    def received(self, lease: Lease, now: float) -> ServiceTokens:
+        """Return the service of a dispatched request so far: counted if streamed, else estimated from its age."""
+        output_tokens = lease.output_tokens
+        if not lease.request.streamed:
+            output_tokens = self.backends[lease.backend].pace.output_tokens(lease, now)
+        return ServiceTokens(lease.request.prompt_tokens, output_tokens)
 
     def follow_start(self, now: float, *, is_served: bool) -> None:
         """Begin a cold start if requests wait and no engine is in service. End the cold start once an engine is."""
@@ -47,7 +183,8 @@ class RequestLedger(PoolTables):
     def asked(self, request: Request, now: float) -> None:
         """Count an undecided request, because other gateways are asked about it now."""
         self._apply(lifecycle.ASKED, request)
-        self._count(request, now)
+        if self.quotas is not None:
+            self.quotas.admitted(request, now)
 
     def admitted(self, request: Request, now: float) -> None:
         """Queue a request for its turn.
@@ -62,7 +199,8 @@ class RequestLedger(PoolTables):
         if before is not State.ASKED:
             self._expect(request)
             self.waiting.add(request)
-            self._count(request, now)
+            if self.quotas is not None:
+                self.quotas.admitted(request, now)
         if before is not State.MOVED:
             self.interactions.admitted(request, now)  # before the push: the order reads the stage
         self.working_set.queued(request, now)
@@ -230,6 +368,11 @@ class RequestLedger(PoolTables):
         )
         return [] if id is None else [Preempt(id)]
 
+    def regroup(self, terms: Tree) -> None:
+        """Replace the terms of the tree, and count the present and running requests of each tenant anew."""
+        waiting = [each for each in self.waiting.requests.values() if each.progress.state is State.QUEUED]
+        self.tree.regroup(terms, waiting, [(lease.request, lease.held_tokens) for lease in self.leases.values()])
+
     def streamed(self, lease: Lease, output_tokens: int) -> None:
         """Count further tokens of an answer. The next `charge_progress` charges them."""
         if lease.charged_tokens == lease.output_tokens:
@@ -320,10 +463,6 @@ class RequestLedger(PoolTables):
         self.policy.charge(request, charged, now, final=True)
         del self.leases[request.id]  # last, because an event that fails before this finds its request by the lease
         return now - lease.dispatched_s
-
-    def _count(self, request: Request, now: float) -> None:
-        if self.quotas is not None:
-            self.quotas.admitted(request, now)
 
     def _uncount(self, request: Request, now: float) -> None:
         if self.quotas is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from policies.admission.admission_core import REMEMBERED, HistoryLimits
 from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
 from policies.admission.policy import Policy
+from policies.admission.request_ledger import NO_SERVICE
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.output_lengths import OutputLengths
 from policies.capacity.overload import OverloadSettings
@@ -150,16 +152,11 @@ def stranded(engine: AdmissionEngine) -> list[Request]:
     Tenants contribute one request each in turn. Without a fallback pool, return nothing while an engine may still
     start.
     """
-    found: list[Request] = []
     if engine.is_served or (engine.requests.cold_start.s_max and not engine.has_fallback):
-        return found
-    for request in engine.requests.waiting.in_turns():
-        if request.progress.state is State.QUEUED:  # the others wait for an answer of other gateways
-            found.append(request)
-            if len(found) == MOVED_MAX:
-                break
-    found.sort(key=_ARRIVED_S)
-    return found
+        return []
+    # The others wait for an answer of other gateways.
+    queued = (one for one in engine.requests.waiting.in_turns() if one.progress.state is State.QUEUED)
+    return sorted(islice(queued, MOVED_MAX), key=_ARRIVED_S)
 
 
 def has_place(engine: AdmissionEngine, request: Request) -> bool:
@@ -190,9 +187,8 @@ def _all_requests(engine: AdmissionEngine) -> list[Request]:
 
 def _regroup(engine: AdmissionEngine, terms: Tree) -> None:
     """Replace the tree, and wake all tenants that sleep in `Backlog.full`."""
-    requests, known = engine.requests, _present_weights(engine)
-    waiting = [each for each in requests.waiting.requests.values() if each.progress.state is State.QUEUED]
-    requests.tree.regroup(terms, waiting, [(lease.request, lease.held_tokens) for lease in requests.leases.values()])
+    known = _present_weights(engine)
+    engine.requests.regroup(terms)
     _apply_weights(engine, [(backlog, name, weight, weight) for backlog, name, weight in known])
     for backlog in _backlogs(engine):
         while backlog.full:
@@ -229,15 +225,14 @@ def _backlogs(engine: AdmissionEngine) -> list[Backlog]:
 def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
     """Replace the policy, and let it adopt all requests. O(waiting + running + remembered tenants and flows)."""
     before, requests = engine.policy, engine.requests
-    backlogs = _backlogs(engine)
-    usual = [(backlog.usual, backlog.usual_of_flow) for backlog in backlogs]
+    usual = [(backlog, backlog.usual, backlog.usual_of_flow) for backlog in _backlogs(engine)]
     leases = list(requests.leases.values())
     queues = before.queue(""), policy.queue("")
     if before.order.units != policy.order.units or None in queues:
         # The new policy counts in other units, so running requests are charged anew.
         for lease in leases:
-            before.refund(lease.request, now)
-    for backlog, (of_tenants, of_flows) in zip(backlogs, usual, strict=True):
+            lease.request.progress.order.charge(lease.request, NO_SERVICE, now, final=True)
+    for backlog, of_tenants, of_flows in usual:
         backlog.usual, backlog.usual_of_flow = of_tenants, of_flows
     for lease in leases:
         policy.go_on_with(lease.request, lease.backend, now)

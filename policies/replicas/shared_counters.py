@@ -69,6 +69,8 @@ class SharedCounters:
     def __init__(self, backlog: Backlog, *, epoch_s: float) -> None:
         backlog.changed = {}
         self._backlog = backlog
+        self.quantum = backlog.quantum
+        """Size of a round in service units; 0 if the order has no rounds."""
         self._epoch_s = epoch_s
         self._waiting_elsewhere: list[TenantMember] = []
         """Tenants that are known here and also wait at other gateways."""
@@ -81,11 +83,6 @@ class SharedCounters:
         self._growth_of_flows = _Growth()
         self._last_left: Left | None = None
         self._to_report_again: Iterator[str] = iter(())
-
-    @property
-    def quantum(self) -> float:
-        """Size of a round in service units; 0 if the order has no rounds."""
-        return self._backlog.quantum
 
     def standings(self, now: float) -> list[Standing]:
         """Return the standings of the tenants that go next, with the next flow of each.
