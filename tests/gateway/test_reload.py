@@ -168,7 +168,7 @@ async def test_a_backend_that_is_added_is_used_and_one_that_is_removed_ends_what
         asked = await gate.streams(24)
         assert await gate.changed(pools=pool(one, two)) == ["pools[pool].backends[e1]: added"]
         assert gate.live.engine.backends["e1"].leases, "what waits goes there without a wait for its first probe"
-        assert gate.live.engine.policy.reads_prefixes
+        assert gate.live.engine.policy.prefixes is not None
         await until(lambda: one.server.gauges.running and two.server.gauges.running)
         assert await gate.changed(pools=pool(one)) == ["pools[pool].backends[e1]: removed"]
         assert gateway.pools[0].backends["e1"].leaving
