@@ -1,5 +1,4 @@
-"""What does the admin listener need of a gateway? The interface by which an operator sees and changes it, and the
-change of its config without a restart: load the config again and go on under it, or keep the old one and say why.
+"""The interface by which an operator sees and changes a gateway, and the change of its config without a restart.
 
 SIGHUP, `POST /reload` and `fairgate reload` all use the `Reloader`. The whole file is applied, or none of it.
 """
