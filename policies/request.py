@@ -255,7 +255,7 @@ class Progress:
     proven_refusals: int = 0
     closed: dict[str, float] | None = None
     rests: bool = False
-    came_back: Refusal | None = None
+    came_back: RejectReason | None = None
     output_tokens_expected: float = 0.0
     output_tokens_reserved: int = 0
     charged: float = 0.0
@@ -384,7 +384,7 @@ class ServiceTokens:
         self.cached = cached
 
 
-class Refusal(StrEnum):
+class RejectReason(StrEnum):
     """The reason why a request is refused."""
 
     QUEUE_FULL = "queue_full"
@@ -423,10 +423,10 @@ class Limit(NamedTuple):
     """Length of the counted time window. No Retry-After is longer, because some of the limit is free after a window."""
 
 
-class Refused(NamedTuple):
+class Rejection(NamedTuple):
     """A refusal: its reason, and the seconds after which the client may try again."""
 
-    reason: Refusal
+    reason: RejectReason
     retry_after_s: float
     limit: Limit | None = None
 

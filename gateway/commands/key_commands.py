@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 import msgspec
 
-from gateway.commands.common import BAD_INPUT, Failed, config_option, loaded
+from gateway.commands.common import BAD_INPUT, CommandError, config_option, loaded
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
@@ -113,7 +113,7 @@ def hash_() -> None:
     hashed = hash_key(key)
     click.echo(f"where any key is taken, it appears as {open_name(bytes.fromhex(hashed[7:]))}", err=True)
     if (why := weakness(key)) is not None:
-        raise Failed(f"fairgate: {why}; `fairgate keys create` makes one")
+        raise CommandError(f"fairgate: {why}; `fairgate keys create` makes one")
     click.echo(hashed)
 
 
@@ -200,9 +200,9 @@ def _from_stdin(what: str) -> str:
 
 
 def _in_table(config: Config, path: Path, do: Callable[[KeyTable], Awaitable[Found]]) -> Found:
-    """Run a command on the table of issued keys. Raise Failed without a table or a store, or if a key is refused."""
+    """Run a command on the table of issued keys. Raise CommandError without a table, or if a key is refused."""
     if not config.issues_keys:
-        raise Failed(
+        raise CommandError(
             f"fairgate: {path} has neither `usage:` nor `state: redis://...`: its keys stand in the file, under "
             "`tenants`"
         )
@@ -216,7 +216,7 @@ def _in_table(config: Config, path: Path, do: Callable[[KeyTable], Awaitable[Fou
     try:
         return asyncio.run(done())
     except (StoreError, KeyRefused) as error:
-        raise Failed(f"fairgate: {error}", 1 if isinstance(error, StoreUnavailable) else BAD_INPUT) from None
+        raise CommandError(f"fairgate: {error}", 1 if isinstance(error, StoreUnavailable) else BAD_INPUT) from None
 
 
 @asynccontextmanager

@@ -66,7 +66,7 @@ BLOCK_BYTES: Final = 220
 """A cached block of a prompt."""
 
 
-class Bounds:
+class MemoryBounds:
     """Bounds of all tables and buffers, by `memory_max` (bytes, at least `MEMORY_MAX_LEAST`) and the pools."""
 
     def __init__(self, memory_max: int, pools: int) -> None:

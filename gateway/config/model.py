@@ -30,7 +30,7 @@ from gateway.config.checks import (
     unique,
 )
 from gateway.config.machine import WORKERS_MAX, auto_by_default, no_text, or_auto, with_auto
-from gateway.config.memory_bounds import MEMORY_MAX, MEMORY_MAX_LEAST, Bounds
+from gateway.config.memory_bounds import MEMORY_MAX, MEMORY_MAX_LEAST, MemoryBounds
 from gateway.config.section import Section, settings_from
 from gateway.config.sections.apps import AppConfig, InteractionsConfig
 from gateway.config.sections.backends import BackendConfig, Isolation
@@ -192,9 +192,9 @@ class Config(Section):
         return groups_around(self.groups, self.tenants)
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> MemoryBounds:
         """Bounds on memory of each part of a process."""
-        return Bounds(self.memory_max, len(self.pools))
+        return MemoryBounds(self.memory_max, len(self.pools))
 
     @property
     def json_bytes_max(self) -> int:

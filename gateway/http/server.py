@@ -38,7 +38,7 @@ _SWEEP_S: Final = 1.0
 _BACKLOG: Final = 1024
 
 
-class Held(Protocol):
+class OpenConnection(Protocol):
     """An open connection, as the state sees it."""
 
     deadline: float
@@ -87,12 +87,12 @@ class HttpServer:
         self.now = 0.0
         """The loop's clock at the last sweep: exact enough for timeouts, and free to read."""
         self.bodies_bytes = 0
-        self.connections: dict[Held, None] = {}  # by age
+        self.connections: dict[OpenConnection, None] = {}  # by age
         self.all_gone = asyncio.Event()
-        self.answers: dict[Held, int] = {}
+        self.answers: dict[OpenConnection, int] = {}
         """Unsent bytes by connection, for clients that read too slowly."""
         self.answers_bytes = 0
-        self._idlest: list[tuple[float, Held]] = []
+        self._idlest: list[tuple[float, OpenConnection]] = []
         """Idle connections found when room was needed, the longest idle last."""
         self._looks_left = _LOOKS
         self._id_prefix = f"req_{secrets.token_hex(6)}"
@@ -192,7 +192,7 @@ class HttpServer:
         request.id = self.next_request_id()
         return request
 
-    def admit(self, connection: Held, peer: str) -> Account | None:
+    def admit(self, connection: OpenConnection, peer: str) -> Account | None:
         """Count a new connection and return the account of its address, None for a trusted proxy.
 
         If there are too many connections, the longest idle one is closed. Raise ApiError if none is idle, or if the
@@ -217,7 +217,7 @@ class HttpServer:
                 return True
         return False
 
-    def forget(self, connection: Held, account: Account | None) -> None:
+    def forget(self, connection: OpenConnection, account: Account | None) -> None:
         """Forget a lost connection and its account."""
         if account is not None:
             self.addresses.disconnect(account)
@@ -225,7 +225,7 @@ class HttpServer:
         if not self.connections:
             self.all_gone.set()
 
-    def holds_answer(self, connection: Held, unsent_bytes: int) -> None:
+    def holds_answer(self, connection: OpenConnection, unsent_bytes: int) -> None:
         """Set the unsent bytes of a connection. If all connections have too many, the largest one of the tenant with
         most unsent bytes is aborted."""
         self.answers_bytes += unsent_bytes - self.answers.pop(connection, 0)
@@ -234,7 +234,7 @@ class HttpServer:
             if self.answers_bytes > self.limits.answers_bytes_max:
                 self.loop.call_soon(self._most_unsent().cut)
 
-    def _most_unsent(self) -> Held:
+    def _most_unsent(self) -> OpenConnection:
         """Return the slow reader with most unsent bytes, of the tenant with most."""
         of_tenants: dict[str, int] = {}
         for each, held_bytes in self.answers.items():

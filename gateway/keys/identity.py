@@ -94,7 +94,7 @@ class Principal:
         return claimed
 
 
-class Tokens(Protocol):
+class TokenVerifier(Protocol):
     """A verifier of signed tokens that are accepted beside keys."""
 
     def knows(self, issuer: str) -> bool:
@@ -154,7 +154,7 @@ class Keyring:
         self._groups: dict[str, GroupConfig] = {}
         self._users: dict[str, dict[str, bool]] = {}
         """Whether a user is blocked, by tenant and user."""
-        self.tokens: Tokens | None = None
+        self.tokens: TokenVerifier | None = None
         """Verifier of signed tokens; None if only keys are accepted."""
         self._verified: OrderedDict[bytes, Principal] = OrderedDict()
         """Principals of verified tokens, by the digests of the tokens."""
@@ -183,7 +183,7 @@ class Keyring:
         return read
 
     def take_over(self, read: KeyHolders, *, open_access: bool) -> None:
-        """Replace the tenants and their keys. The `revision` changes, so the `Follower` reads all issued keys again."""
+        """Replace the tenants and their keys. The `revision` changes, so `KeyReader` reads all issued keys again."""
         self._open_access = open_access
         if gone := self._tenants.keys() - read.tenants.keys():
             self._issued = {digest: one for digest, one in self._issued.items() if one.tenant not in gone}
@@ -270,7 +270,7 @@ class Keyring:
             Reason.INVALID_API_KEY, "this API key is not known here; ask the operator of this gateway for one"
         )
 
-    def _of_token(self, tokens: Tokens, token: bytes, digest: bytes, address: str) -> Principal:
+    def _of_token(self, tokens: TokenVerifier, token: bytes, digest: bytes, address: str) -> Principal:
         """Return the holder of a new token, or raise ApiError. A wrong one counts as a wrong key: checks cost time."""
         if self._failed:
             _refuse_guesser(self._failed.wait_s(address, time.monotonic()))

@@ -67,7 +67,7 @@ class KeyTable(Protocol):
         """Replace entries of keys in one step; None deletes an entry. Raise StoreRefused if the table is full."""
 
 
-class Follower:
+class KeyReader:
     """Reader of the table for the keyring. The reader's repeated `turn` learns of every change within a second.
 
     While the table cannot be read, is too long, or has vanished, the keys of the last read hold.

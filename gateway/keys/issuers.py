@@ -24,7 +24,7 @@ from gateway.config.sections.keys import IssuerConfig
 from gateway.http.errors import ApiError, Reason
 from gateway.keys.identity import DEFAULT_APP, Principal
 from gateway.storage.store_errors import StoreRefused
-from gateway.telemetry.background import Background, OperationalError
+from gateway.telemetry.background import OperationalError, Tasks
 
 try:
     import jwt
@@ -143,7 +143,7 @@ class Issuer:
 class Issuers:
     """The issuers whose tokens are accepted. The issuers' keys are read in the background."""
 
-    def __init__(self, configs: Sequence[IssuerConfig], session: aiohttp.ClientSession, background: Background) -> None:
+    def __init__(self, configs: Sequence[IssuerConfig], session: aiohttp.ClientSession, background: Tasks) -> None:
         self._by_name = {config.issuer: Issuer(config) for config in configs}
         for name, issuer in self._by_name.items():
             background.repeat(partial(issuer.turn, session), "jwt", name)

@@ -23,8 +23,8 @@ from gateway.telemetry.metric_families import family, single
 if TYPE_CHECKING:
     from gateway.config.model import Config
     from gateway.pool.replication.ticker import SyncRounds
-    from gateway.pool.shared import Shared
-    from gateway.telemetry.metrics import Metrics
+    from gateway.pool.shared import SharedTables
+    from gateway.telemetry.metrics import RequestMetrics
 
 logger = logging.getLogger("fairgate")
 
@@ -45,8 +45,8 @@ class ReloadResult:
 class OperatedGateway(GatewayProcess, Protocol):
     """A gateway as the admin listener sees it."""
 
-    metrics: Metrics
-    shared: Shared
+    metrics: RequestMetrics
+    shared: SharedTables
     reloading: Reloader
 
     @property

@@ -28,7 +28,7 @@ from gateway.http.sockets import listener_of_all_families, listening
 from gateway.http.tls.certificates import Certificates
 from gateway.http.tls.protocol import TlsProtocol
 from gateway.keys.identity import Keyring, MintedKey
-from gateway.keys.issued import Follower, KeyTable
+from gateway.keys.issued import KeyReader, KeyTable
 from gateway.keys.stored_responses import StoredResponses
 from gateway.operator.admin_listener import admin_app, admin_runner, worker_app
 from gateway.operator.operated import Reloader
@@ -38,7 +38,7 @@ from gateway.pool.engine_addresses import Resolver, resolve
 from gateway.pool.learned import LearnedFile
 from gateway.pool.pool import Pool
 from gateway.pool.pools import CannotTakeOver, Pools, pool_identities_of
-from gateway.pool.shared import Shared
+from gateway.pool.shared import SharedTables
 from gateway.process.listener_limits import server_limits
 from gateway.process.sharing import replicate, store_of
 from gateway.proxy.batches.batch_lane import BatchLane
@@ -50,11 +50,11 @@ from gateway.request.cors import Cors
 from gateway.request.routes import Routes
 from gateway.storage.store_errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.access_log import AccessLog
-from gateway.telemetry.background import Background
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.background import Tasks
+from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.recent_requests import RecentRequests
 from gateway.telemetry.record import RequestRecord
-from gateway.telemetry.trace import Sampler
+from gateway.telemetry.trace import TraceSampler
 
 if TYPE_CHECKING:
     from gateway.config.sections.limits import ModelQuotasConfig
@@ -91,10 +91,10 @@ class Gateway:
         self._listeners = listeners
         self._admin_listener = admin_listener
         self._worker_slot = worker_slot
-        self.metrics = Metrics()
+        self.metrics = RequestMetrics()
         self.recent = RecentRequests(config.bounds.of("ends"))
-        self.shared = Shared.of(config)
-        self._background = Background()
+        self.shared = SharedTables.of(config)
+        self._background = Tasks()
         self.metrics.registry.register(self._background)
         self._pools = Pools(self._settled, self.metrics.forget_backend, resolver, self._background)
         self.metrics.registry.register(self._pools.addresses)
@@ -115,21 +115,21 @@ class Gateway:
         self.spans: SpanExport | None = None
         self.keys: KeyTable | None = None
         """Keys created at run time; None without a store for them."""
-        self._follower: Follower | None = None
+        self._follower: KeyReader | None = None
         self._lane: BatchLane | None = None
         self._self_service: SelfService | None = None
         self.store: Store | None = None
         self.sync_rounds: Sequence[SyncRounds] = ()
         self.replicas: Replicas | None = None
         self._learned: LearnedFile | None = None
-        self._certificates = Certificates(config.tls.context, config.tls.files) if config.tls is not None else None
+        self._certificates = Certificates(config.tls.make_context, config.tls.files) if config.tls is not None else None
         self._bypass_limiter = BypassLimiter(config.limits.unqueued_max, config.limits.unqueued_per_s, callers_max)
         self._pipeline: Pipeline | None = None
         self._server: HttpServer | None = None
         self._session: aiohttp.ClientSession | None = None
         self._admin: web.AppRunner | None = None
         self._is_stopping = False
-        self._closing_logs = Background()
+        self._closing_logs = Tasks()
         self.reloading = Reloader(self, load)
 
     @property
@@ -166,7 +166,7 @@ class Gateway:
             faults.append(f"usage is not written: {self.usage.fault}")
         return faults
 
-    def state(self) -> str | None:
+    def store_state(self) -> str | None:
         """State of the shared store, or None where the config has none."""
         if self.store is None:
             return None
@@ -186,7 +186,7 @@ class Gateway:
         matter."""
         await self._open_store()
         await self._open_pools()
-        pipeline = self._pipeline = self._new_pipeline()
+        pipeline = self._pipeline = self._build_pipeline()
         await self._open_services(pipeline)
         await self._listen(pipeline)
         await self._open_admin()
@@ -215,7 +215,7 @@ class Gateway:
         if config.usage is not None:
             await self._count_usage(config.usage)
         if self.keys is not None:
-            self._follower = Follower(self.keys, self._keyring)
+            self._follower = KeyReader(self.keys, self._keyring)
             self._background.repeat(self._follower.turn, "keys")
         if config.tracing is not None:
             self._follow_traces(config.tracing)
@@ -257,9 +257,9 @@ class Gateway:
         self.metrics.registry.register(self.spans)
         self._subscribers.append(self.spans.ended)
 
-    def _new_pipeline(self) -> Pipeline:
+    def _build_pipeline(self) -> Pipeline:
         tracing = self.config.tracing
-        sampler = None if tracing is None else Sampler(tracing.sample_ratio)
+        sampler = None if tracing is None else TraceSampler(tracing.sample_ratio)
         pipeline = Pipeline(self._keyring, self._settled, self._bypass_limiter, self.responses, sampler)
         self._direct(pipeline)
         return pipeline
@@ -342,7 +342,7 @@ class Gateway:
         if self._server is not None:
             self._server.set(server_limits(config), TrustedProxies(config.trusted_proxies))
         if self._certificates is not None and config.tls is not None and config.tls != before.tls:
-            self._certificates.set(config.tls.context, config.tls.files)
+            self._certificates.set(config.tls.make_context, config.tls.files)
         self._reject_revoked()
         if self.store is not None:
             self.store.pools = pool_identities_of(config)

@@ -50,7 +50,7 @@ ENDED: Final[dict[Phase, Phase]] = dict.fromkeys([phase for phase in Phase if ph
 _CLOSES: Final = {b"{": b"}", b"[": b"]"}
 
 
-class Ending:
+class JsonEndCheck:
     """A check of an answer that is relayed as it comes: the last byte of JSON must close what the first one opened."""
 
     __slots__ = ("_first", "_is_json", "_last")

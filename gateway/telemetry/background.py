@@ -27,10 +27,10 @@ class OperationalError(Exception):
     """A fault whose message says what happened, and where. A traceback would not help an operator: none is logged."""
 
 
-class Background:
+class Tasks:
     """The asyncio tasks of one owner, which start one by one and stop together, with their faults."""
 
-    def __init__(self, within: Background | None = None) -> None:
+    def __init__(self, within: Tasks | None = None) -> None:
         """Begin without tasks. `within`: the owner whose `faults` also list the faults of these tasks."""
         self.faults: dict[str, str] = {} if within is None else within.faults
         """Fault of each task whose last turn failed."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from prometheus_client.metrics_core import Metric
 
-from gateway.config.memory_bounds import Bounds
+from gateway.config.memory_bounds import MemoryBounds
 from gateway.config.sections.services import UsageConfig
 from gateway.storage.store_errors import StoreError, StoreUnavailable
 from gateway.telemetry.metric_families import single
@@ -33,7 +33,7 @@ FORGET_S = 3600.0
 class UsageRecorder:
     """Counter and writer of one gateway's usage. `open`, one `turn` after another, then `close`."""
 
-    def __init__(self, config: UsageConfig, quotas: Quotas | None, bounds: Bounds) -> None:
+    def __init__(self, config: UsageConfig, quotas: Quotas | None, bounds: MemoryBounds) -> None:
         """Begin without counts. `quotas`: limits that resume from stored usage; None if there are none to resume."""
         self.counts = UsageCounts(config.users_max, bounds.of("sums") // 4, bounds.of("users"))
         # A quarter: twice this number may wait, and as many may be in the batch under way.

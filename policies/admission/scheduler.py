@@ -27,7 +27,7 @@ LEAST_LOADED: Final = LeastLoaded()
 class Engines(Protocol):
     """The engines of a pool, and the requests that they can start now."""
 
-    def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
+    def find_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
         """Return the engines that can start a request now, at least one; or the obstacle at each engine.
 
         `but`: an engine to leave out.
@@ -109,7 +109,7 @@ def _place(
     """
     if only is not None:  # WHERE was decided when the request arrived
         return engines.blocked_at(request, only) or only
-    found = engines.with_room(request, but)
+    found = engines.find_room(request, but)
     if isinstance(found, Blocked):
         return found
     if len(found) > 1:

@@ -134,7 +134,7 @@ class BackendLedger:
             return False
         if (capacity := self.kv.capacity_tokens) is None:
             return True
-        left = self.kv_fraction() * capacity - sum([one.held_tokens for one in ended])
+        left = self.kv_fraction() * capacity - sum([one.footprint_tokens for one in ended])
         return left + self.kv.footprint_tokens(request) <= self.kv.limit_tokens()
 
     def _has_slots(self, request: Request, *, is_alone: bool, freed_slots: int = 0, freed_sequences: int = 0) -> bool:
@@ -326,7 +326,7 @@ class BackendLedger:
             seconds_per_token = (now - lease.dispatched_s) / max(1.0, lease.output_each())
             self.slots.learn_without_gauges(seconds_per_token, self.sequences_in_all())
 
-    def refused(self, now: float, *, full_for: Lease | None = None) -> None:
+    def back_off(self, now: float, *, full_for: Lease | None = None) -> None:
         """Leave the engine alone after a refusal or a failed connection, twice as long after each failure.
 
         `full_for`: the request that was refused for lack of room; None if the engine could not be reached. After such a
@@ -348,7 +348,7 @@ class BackendLedger:
             if after.started_s is not None and after.was_taken():
                 self._closed_until_s = self._backoff_s = 0.0
         elif running := self.sequences - self._starting_sequences:
-            self.slots.refused(running)
+            self.slots.learn_from_refusal(running)
 
     def observe(self, gauges: Gauges, now: float, *, arrived_s: float = float("-inf")) -> None:
         """Correct the model by the engine's gauges, from a page of metrics or after a step.

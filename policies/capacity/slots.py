@@ -147,7 +147,7 @@ class Slots:
         self._was_short = False
         self._seen = self._running_seen = self._waiting_seen = 0
 
-    def refused(self, running: int) -> None:
+    def learn_from_refusal(self, running: int) -> None:
         """Learn the slots from an engine that refused one sequence more than it runs."""
         if not self._is_known:
             self.count = max(1, running)

@@ -7,14 +7,14 @@ from heapq import heappop, heappush
 from itertools import takewhile
 from typing import Any, Final
 
-from policies.queue.counters import Counters, Member
+from policies.queue.counters import CounterMember, Counters
 from policies.request import Flow, Request
 
 CALLS_PASSED: Final = 48
 """Requests of a flow that may pass its oldest one: about as many as run at once."""
 
 
-class FlowMember(Member):
+class FlowMember(CounterMember):
     """The waiting requests of one flow, oldest first, and which of them are calls inside interactions."""
 
     __slots__ = ("_ahead", "_newest", "_numbers", "asleep", "flow", "going_first", "inside", "requests", "tenant")
@@ -97,7 +97,7 @@ class FlowMember(Member):
         return len(self._ahead) < CALLS_PASSED or next(iter(self.requests)) == request.id
 
 
-class TenantMember(Member):
+class TenantMember(CounterMember):
     """A tenant in the fair queue of its class, interactive or batch, with the counters of its flows."""
 
     __slots__ = ("flows", "full", "going_first", "line")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.bounds import ENDS, stream, whole
-from gateway.config.memory_bounds import MEMORY_MAX_LEAST, Bounds
+from gateway.config.memory_bounds import MEMORY_MAX_LEAST, MemoryBounds
 from gateway.proxy.batches.stored_request import StoredRequest
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.request_context import RequestContext
@@ -21,7 +21,7 @@ from tests.http.http_raw import dripped
 from tests.kit.batching import TENANTS, client, counts, jsonl, line
 from tests.waiting import eventually
 
-BOUNDS = Bounds(MEMORY_MAX_LEAST, 1)
+BOUNDS = MemoryBounds(MEMORY_MAX_LEAST, 1)
 
 
 async def test_without_a_head_a_connection_lives_as_long_as_the_config_says(start: Starter, quick_sweep: None) -> None:
@@ -97,7 +97,7 @@ async def test_every_table_of_a_running_gateway_has_its_bound(start: Starter) ->
                 ]
                 assert {each.status for each in await asyncio.gather(*answers)} == {200}
             await until(live.holds_nothing)
-            bounds = Bounds(MEMORY_MAX_LEAST, POOLS)
+            bounds = MemoryBounds(MEMORY_MAX_LEAST, POOLS)
             gateway, engine = live.gateway, live.engine
             backlog = engine.policy.order.backlog
             assert backlog is not None

@@ -28,7 +28,7 @@ from gateway.storage.hub.run_directory import RunDirectory, WorkerSlot
 from gateway.storage.hub.wire import FRAME_BYTES_MAX
 from gateway.storage.redis.redis_connection import PUBLISHED_BYTES_MAX
 from gateway.storage.store import ALL_POOLS, Store
-from gateway.telemetry.background import Background
+from gateway.telemetry.background import Tasks
 from gateway.telemetry.ends import EndedRequest
 from gateway.telemetry.metric_families import FAMILIES
 from gateway.telemetry.recent_requests import ENDS_MAX, RecentRequests
@@ -93,7 +93,7 @@ async def test_what_makes_no_sense_ends_that_connection_only(start: Starter) -> 
             await until(lambda: len(server.connections) == 1)
             before = live.gateway.sync_rounds[0].answered
             await until(lambda before=before: live.gateway.sync_rounds[0].answered > before)  # type: ignore[misc]
-            assert live.gateway.state() == "shared", name
+            assert live.gateway.store_state() == "shared", name
 
 
 async def test_connections_are_bounded() -> None:
@@ -306,7 +306,7 @@ class Channel:
 
 async def test_a_replica_that_hangs_is_waited_for_once(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     channel: list[Channel] = []
-    background = Background()
+    background = Tasks()
 
     def within(answer_s: float) -> None:
         monkeypatch.setattr("gateway.operator.snapshots.of_replicas.ANSWER_S", answer_s)
@@ -337,7 +337,7 @@ async def test_a_replica_that_hangs_is_waited_for_once(start: Starter, monkeypat
 
 async def test_what_a_busy_replica_tells_fits_into_a_message(start: Starter) -> None:
     channel: list[Channel] = []
-    background, name = Background(), "n" * 128
+    background, name = Tasks(), "n" * 128
     waited_s = {f"{obstacle}": 1.5 for obstacle in Obstacle}
     longest = EndedRequest(
         name, name, 1.5, "completed", "", 1.5, 1.5, 1.5, 1.5, name, name, name, name, waited_s, 1.5, 1 << 20, 1 << 20

@@ -306,5 +306,5 @@ async def test_without_rights_to_the_channel_the_rest_is_shared(
             await ask(live, text(1, 100))
             await until(lambda: any("&fairgate:*" in record.message for record in caplog.records))
             await ask(live, text(2, 100))
-            assert live.gateway.state() == "shared"
+            assert live.gateway.store_state() == "shared"
         assert sum("&fairgate:*" in record.message for record in caplog.records) == 1

@@ -27,7 +27,7 @@ from gateway.usage.usage_report import UsageQuery, read
 from gateway.usage.written import UsageBatch, add, used_before
 from policies.admission.decisions import Reject
 from policies.limits.quotas import DAY_S, Quota, Quotas, UsageBucket
-from policies.request import Limit, Refusal, ServiceTokens
+from policies.request import Limit, RejectReason, ServiceTokens
 from tests.commands import run
 from tests.gateway.capture import Peer, Seen, Upstream, replies
 from tests.gateway.live import CHAT, MODEL, Live, Starter, chat, until
@@ -151,9 +151,9 @@ async def test_a_limit_of_a_day_tells_one_time_and_in_words(start: Starter) -> N
 def test_no_wait_that_is_said_is_longer_than_its_window(reset_s: float) -> None:
     limit = Limit("tokens_per_day", 10, 0, reset_s, DAY_S)
     for number in range(100):
-        error = refusal_error(Reject(str(number), Refusal.RATE_LIMITED, reset_s, limit), 200_000.0)
+        error = refusal_error(Reject(str(number), RejectReason.RATE_LIMITED, reset_s, limit), 200_000.0)
         assert error.retry_after_s == DAY_S, "nor is it longer for an engine's sake"
-        error = refusal_error(Reject(str(number), Refusal.RATE_LIMITED, reset_s, limit), 0.0)
+        error = refusal_error(Reject(str(number), RejectReason.RATE_LIMITED, reset_s, limit), 0.0)
         assert error.retry_after_s is not None
         assert error.retry_after_s == min(reset_s, DAY_S), "to the moment: nobody retries by itself"
     [told] = [value for name, value in rate_limit_headers([limit]) if name == b"x-ratelimit-reset-tokens"]

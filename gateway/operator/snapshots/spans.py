@@ -15,11 +15,11 @@ from gateway.telemetry.ends import EndedRequest
 from gateway.telemetry.recent_requests import service_of
 from gateway.telemetry.record import Outcome
 from policies.admission.engine import AdmissionEngine
-from policies.queue.bounds import Waiting
+from policies.queue.bounds import QueueSummary
 from policies.request import is_batch, payer
 
 
-class Running(NamedTuple):
+class RunningRequest(NamedTuple):
     """A dispatched request, and the service that it has received up to now."""
 
     tenant: str
@@ -30,14 +30,14 @@ class Running(NamedTuple):
     backend: str = ""
 
 
-def running(engine: AdmissionEngine) -> list[Running]:
+def running(engine: AdmissionEngine) -> list[RunningRequest]:
     """Return the dispatched requests. O(dispatched)."""
     found = []
     for lease in engine.requests.leases.values():
         request = lease.request
         service = service_of(request.progress.charged, request.prompt_tokens, lease.output_tokens)
         flow, arrived_s = request.flow, request.arrived_s
-        found.append(Running(flow.tenant, request.weight, arrived_s, lease.dispatched_s, service, lease.backend))
+        found.append(RunningRequest(flow.tenant, request.weight, arrived_s, lease.dispatched_s, service, lease.backend))
     return found
 
 
@@ -48,8 +48,8 @@ class PoolSample(NamedTuple):
     now: float
     ends: Sequence[EndedRequest]
     """Ends of every pool, the latest first, as far back as the first span begins."""
-    running: Sequence[Running]
-    waiting: Mapping[str, Waiting]
+    running: Sequence[RunningRequest]
+    waiting: Mapping[str, QueueSummary]
 
 
 class UsualService:

@@ -16,7 +16,7 @@ from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.replicas.messages import ReplicaView, is_answer
 from policies.replicas.pool_replica import PoolReplica
-from policies.replicas.schedule import ALONE_S, START_S, Schedule, Speaker
+from policies.replicas.schedule import ALONE_S, START_S, ReportSource, Schedule
 from policies.replicas.tenant_replica import TenantReplica
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -30,7 +30,7 @@ class SyncRounds:
         self,
         store: Store,
         name: str,
-        speaker: Speaker,
+        speaker: ReportSource,
         carry_out: Callable[[Sequence[Decision]], None],
         *,
         start_s: float = ALONE_S,

@@ -90,7 +90,7 @@ class Payload:
         self.output_tokens_max: int | None = None
         self.output_param: str | None = None
         for name in api.limits:
-            limit = _number(fields, name) if getattr(fields, name) else None
+            limit = _read_int(fields, name) if getattr(fields, name) else None
             if limit is not None:
                 if limit > 0:
                     self.output_tokens_max, self.output_param = limit, name
@@ -256,7 +256,7 @@ def _flag(value: Flag, name: str) -> bool:
     return found
 
 
-def _number(fields: Fields, name: str) -> int | None:
+def _read_int(fields: Fields, name: str) -> int | None:
     try:
         number = decode_number(getattr(fields, name))
     except msgspec.DecodeError as error:
@@ -268,7 +268,7 @@ def _sequences(fields: Fields, api: Api, prompts: int) -> int:
     """Return the answers that a request asks for side by side. Raise ApiError for too many."""
     sequences = 1
     for name in api.counts:
-        value = _number(fields, name) if getattr(fields, name) else None
+        value = _read_int(fields, name) if getattr(fields, name) else None
         if value is None:
             continue
         if not 1 <= value <= SEQUENCES_MAX:

@@ -9,7 +9,7 @@ import pytest
 from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Obstacle
 from policies.queue.bounds import QueueLimits
-from policies.request import Claim, Refusal, ServiceTokens, Wait, of_batch
+from policies.request import Claim, RejectReason, ServiceTokens, Wait, of_batch
 from policies.tree.pool_tree import PoolTree
 from tests.policies.agents import HOLD_S, K, Pool, call, full, working_set
 from tests.policies.making import dispatched, make_request, pool_of, rejected
@@ -162,7 +162,7 @@ def test_a_start_that_would_wait_too_long_is_told_at_once_for_how_long() -> None
         pool.answers(call("a", f"s{number}", 9000))
         assert pool.after(HOLD_S) == [f"s{number + 1}.0"]
     (refused,) = pool.engine.arrived(call("a", "late", 9000), pool.now)
-    assert refused.reason is Refusal.WORKING_SET
+    assert refused.reason is RejectReason.WORKING_SET
     assert refused.retry_after_s == pytest.approx((5 + sqrt(5)) * 11.0, rel=0.01), (
         "four wait before it, and turns took 5 and three times 15 seconds; one more was expected to take 5"
     )

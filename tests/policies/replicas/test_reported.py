@@ -171,8 +171,8 @@ def test_a_gateway_that_refuses_hears_of_reservations_that_are_taken_back() -> N
     assert rest < 700, "some of it is reserved"
     other.asks(rest, 10.0)
     one.tells(10.1)
-    assert other.quotas.refusal(make_request("t", prompt=700 - rest), 10.1) is not None
+    assert other.quotas.find_rejection(make_request("t", prompt=700 - rest), 10.1) is not None
     assert other.shared.is_sure(make_request("t", prompt=700 - rest), 10.1), "it is refused at once"
     other.tells(10.2)
-    assert other.quotas.refusal(make_request("t", prompt=700 - rest), 10.2) is None
-    assert other.quotas.refusal(make_request("t", prompt=701 - rest), 10.2) is not None
+    assert other.quotas.find_rejection(make_request("t", prompt=700 - rest), 10.2) is None
+    assert other.quotas.find_rejection(make_request("t", prompt=701 - rest), 10.2) is not None
