@@ -92,8 +92,8 @@ class _Clock:
 
 @dataclass(eq=False)
 class StepFeed:
-    """A receiver of one engine's steps, one `turn` after another. While `silent` is set no steps come, and the engine's
-    metrics are read at the usual rate.
+    """A receiver of one engine's steps, one `run_once` after another. While `silent` is set no steps come, and the
+    engine's metrics are read at the usual rate.
 
     `on_turn(is_received, why)` is called at each change, and once for each reason why an engine has no feed.
     """
@@ -111,7 +111,7 @@ class StepFeed:
     def __post_init__(self) -> None:
         self.silent.set()
 
-    async def turn(self) -> None:
+    async def run_once(self) -> None:
         """Receive until the feed is lost; then wait until the next try."""
         clock = asyncio.get_running_loop().time
         began_s = clock()

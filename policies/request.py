@@ -285,7 +285,7 @@ class Price(NamedTuple):
     cached: float
     output: float
 
-    def of(self, service: ServiceTokens) -> int:
+    def cost(self, service: ServiceTokens) -> int:
         """Return the cost of received service, in millionths of the currency."""
         cached = service.cached or 0
         return int((service.prompt - cached) * self.input + cached * self.cached + service.output * self.output)
@@ -302,7 +302,7 @@ class Request:
         configured_weight: weight of the request's key or, if that has none, of its tenant.
         prompt_tokens: estimate; the true number comes with the service.
         output_tokens_max: limit that the request itself sets, over all of its sequences.
-        sequences: parallel sequences (`n`); `Slots.taken_by` says how many slots they take.
+        sequences: parallel sequences (`n`); `Slots.count_for` says how many slots they take.
         body_bytes: memory that the request takes in the gateway while it waits.
         streamed: whether progress is visible before the end.
         system_tokens: prompt tokens of the app's own instructions.

@@ -62,7 +62,7 @@ def findings(config: Config) -> Iterator[Finding]:
             text = f"no pool serves {unknown[0]!r}, which a quota of {name.strip()} limits: write the engines' name"
             yield Finding(("pools",), text, is_warning=True)
     yield from _expired(config, time.time())
-    counted, most = quotas_of(config).counted([tenant.name for tenant in config.tenants]), config.bounds.of("quotas")
+    counted, most = quotas_of(config).counted([tenant.name for tenant in config.tenants]), config.bounds.size("quotas")
     if counted > most:
         enough = memory_max_for("quotas", counted)
         text = (

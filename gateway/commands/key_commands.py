@@ -75,7 +75,7 @@ def create(
         raise click.UsageError("--tenant NAME and -c FILE belong together")
     terms = {
         "expires": expires, "apps": apps or None, "models": models or None, "weight": weight, "label": label,
-        "class": of_class, "quota": None if quota is None else _mapping(quota),
+        "class": of_class, "quota": None if quota is None else _parse_mapping(quota),
     }  # fmt: skip
     given = {name: value for name, value in terms.items() if value is not None}
     if path is None:
@@ -170,7 +170,7 @@ def _option(term: str) -> str:
     return _OPTIONS.get(term, f"--{term}")
 
 
-def _mapping(text: str) -> dict[str, object]:
+def _parse_mapping(text: str) -> dict[str, object]:
     """Parse the JSON object of `--quota`. Raise BadParameter."""
     try:
         return msgspec.json.decode(text, type=dict[str, object])

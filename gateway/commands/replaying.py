@@ -92,7 +92,7 @@ def replay(
         raise click.UsageError("--pool NAME needs -c FILE, which has the pools")
     with ExitStack() as stack:
         try:
-            setting = _PoolSetting.of(config_path, pool_name) if config_path is not None else None
+            setting = _PoolSetting.load(config_path, pool_name) if config_path is not None else None
             if policies is None:
                 policies = setting.policies() if setting is not None else POLICIES
             names = policy_names(policies)
@@ -158,7 +158,7 @@ class _PoolSetting:
     pool: PoolConfig
 
     @classmethod
-    def of(cls, path: Path, pool_name: str | None) -> _PoolSetting:
+    def load(cls, path: Path, pool_name: str | None) -> _PoolSetting:
         """Load one pool's setting. Raise ConfigError, or UsageError if it is not clear which pool is meant."""
         from gateway.config.load import load_config
 
@@ -204,7 +204,7 @@ class _PoolSetting:
         if policy != config.policy.name:
             config = config.model_copy(update={"policy": PolicyConfig(name=policy)})
         pool = self.pool.model_copy(update={"backends": self._backends(count)})
-        return admission_engine(config, pool, SharedTables.of(config))
+        return admission_engine(config, pool, SharedTables.from_config(config))
 
     def _backends(self, count: int) -> tuple[BackendConfig, ...]:
         """Return this number of backends: the pool's, with the last one repeated."""

@@ -157,7 +157,7 @@ def not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-def bare_text_is(field: str, schema: Any) -> BeforeValidator:
+def accept_bare_text(field: str, schema: Any) -> BeforeValidator:
     """Let a bare string stand for a section with only this `field` set; `schema` says so to editors."""
 
     def section(value: Any) -> Any:

@@ -71,7 +71,7 @@ class Principal:
     """Digest of the other spelling of the token; empty if there is none."""
 
     @classmethod
-    def of(cls, tenant: TenantConfig, key: KeyConfig) -> Principal:
+    def for_key(cls, tenant: TenantConfig, key: KeyConfig) -> Principal:
         models = None if key.models is None else frozenset(key.models)
         weight = tenant.weight if key.weight is None else key.weight
         more: dict[str, Any] = {"can_wait": can_wait(key), "counts_as": key.counts_as, "quota": key.quota}
@@ -179,7 +179,7 @@ class Keyring:
                 read.minted.append(minted)
                 keys = (KeyConfig(hash=hash_key(minted.key)),)
             for key in keys:
-                read.principals[key.digest] = Principal.of(tenant, key)
+                read.principals[key.digest] = Principal.for_key(tenant, key)
         return read
 
     def take_over(self, read: KeyHolders, *, open_access: bool) -> None:
@@ -200,7 +200,7 @@ class Keyring:
         found = self._tenants.get(tenant)
         if found is None and key.weight is not None:
             found = TenantConfig(name=tenant, weight=key.weight)
-        return None if found is None else Principal.of(found, key)
+        return None if found is None else Principal.for_key(found, key)
 
     def learn(self, issued: Mapping[bytes, Principal], revoked: Set[bytes], *, logs: bool = False) -> None:
         """Replace the issued keys, by their digests, and the digests of revoked keys.

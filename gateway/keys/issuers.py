@@ -99,7 +99,7 @@ class Issuer:
             issuer=config.issuer, group=tenants[found[0]].group or "", twin_digest=_twin_digest(token, key),
         )  # fmt: skip
 
-    async def turn(self, session: aiohttp.ClientSession) -> None:
+    async def run_once(self, session: aiohttp.ClientSession) -> None:
         """Wait until the keys are due, and read them. If that fails, the known keys stay. Raise OperationalError."""
         if self._is_read:
             await asyncio.sleep(REFRESH_S_MIN)
@@ -146,7 +146,7 @@ class Issuers:
     def __init__(self, configs: Sequence[IssuerConfig], session: aiohttp.ClientSession, background: Tasks) -> None:
         self._by_name = {config.issuer: Issuer(config) for config in configs}
         for name, issuer in self._by_name.items():
-            background.repeat(partial(issuer.turn, session), "jwt", name)
+            background.repeat(partial(issuer.run_once, session), "jwt", name)
 
     def knows(self, issuer: str) -> bool:
         return issuer in self._by_name

@@ -105,7 +105,7 @@ class Reloader:
         if self._load is None:
             return ReloadResult("unchanged", self.hash, why_not=["there is no file: it was started with --backend"])
         try:
-            config, found_hash, words, why_not = await asyncio.to_thread(_read, self._load, before, parts)
+            config, found_hash, words, why_not = await asyncio.to_thread(_load, self._load, before, parts)
         except ConfigError as error:
             return self._refused([], [str(fault) for fault in error.faults])
         if not words:
@@ -136,7 +136,7 @@ class Reloader:
         yield family("fairgate_backend_draining", draining)
 
 
-def _read(load: Callable[[], Config], before: Config, parts: list[object]) -> tuple[Config, str, list[str], list[str]]:
+def _load(load: Callable[[], Config], before: Config, parts: list[object]) -> tuple[Config, str, list[str], list[str]]:
     """Return the loaded config, its hash, its differences from the one in force, and those that need a restart.
 
     Call it in a thread, since many tenants take seconds.

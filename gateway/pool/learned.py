@@ -71,7 +71,7 @@ class LearnedFile:
                 self._path, error, aside,
             )  # fmt: skip
 
-    async def turn(self) -> None:
+    async def run_once(self) -> None:
         """Save, then wait for `INTERVAL_S`."""
         await self.save()
         await asyncio.sleep(INTERVAL_S)

@@ -265,7 +265,7 @@ class Pool:
         healthy = [ledgers[name] for name in self.backends if ledgers[name].healthy and name not in besides]
         return self.backends[least_loaded(healthy)] if healthy else None
 
-    def prefix_of(self, payload: Payload, tenant: str) -> tuple[int, ...]:
+    def hash_prefix(self, payload: Payload, tenant: str) -> tuple[int, ...]:
         """Return a prompt's block hashes, if the policy uses prefixes. Tenants have separate hashes where engines
         separate their cached blocks."""
         if self.dispatcher.engine.policy.prefixes is None:
@@ -308,7 +308,7 @@ class Pool:
         observe = partial(self.dispatcher.backend_changed, backend.name)
         if backend.reads_steps and backend.adapter.steps_path is not None:
             backend.feed = StepFeed(client, backend.adapter.steps_path, observe, partial(self._log_feed, backend))
-            readers.append(self._background.repeat(backend.feed.turn, "steps", of))
+            readers.append(self._background.repeat(backend.feed.run_once, "steps", of))
         if backend.adapter.metrics_paths:
             scraper = Scraper(
                 backend.adapter,
@@ -318,7 +318,7 @@ class Pool:
                 feed=backend.feed,
                 standstill=backend.standstill,
             )
-            readers.append(self._background.repeat(scraper.turn, "metrics", of))
+            readers.append(self._background.repeat(scraper.run_once, "metrics", of))
 
     def _unwatch(self, backend: Backend) -> None:
         for task in self._watchers.pop(backend, ()):

@@ -38,7 +38,7 @@ class SharedTables:
     tree: Tree
 
     @classmethod
-    def of(cls, config: Config) -> SharedTables:
+    def from_config(cls, config: Config) -> SharedTables:
         knows_interactions = POLICIES[config.policy.name].order.knows_interactions
         quotas = quotas_of(config)
         return cls(
@@ -51,7 +51,7 @@ class SharedTables:
     def read(self, before: Config, config: Config) -> SharedTables:
         """Return the tables of another configuration, for `taken_over`. Safe in any thread, since tenants may be
         many."""
-        fresh = SharedTables.of(config)
+        fresh = SharedTables.from_config(config)
         is_kept = (before.interactions, before.apps) == (config.interactions, config.apps)
         return replace(fresh, claims=self.claims) if is_kept and self.claims and fresh.claims else fresh
 
@@ -90,7 +90,7 @@ def quotas_of(config: Config) -> Quotas:
     calendar = None if config.calendar is None else calendar_of(config.calendar)
     found = Quotas(
         filled(Quota, config.quota), own, around, of_models,
-        prices=prices, calendar=calendar, tenants_max=config.bounds.of("quotas"),
+        prices=prices, calendar=calendar, tenants_max=config.bounds.size("quotas"),
     )  # fmt: skip
     for counts in found.windows:  # the clock of stored usage
         counts.epoch_s = time.time() - time.monotonic()
@@ -115,13 +115,13 @@ def limited(config: Config) -> dict[str, ModelQuotasConfig]:
 
 def _claims(config: Config) -> ClaimReader:
     own_rules = {app.name: app.interactions for app in config.apps if app.interactions is not None}
-    return ClaimReader(config.interactions, own_rules, flows_max=config.bounds.of("texts"))
+    return ClaimReader(config.interactions, own_rules, flows_max=config.bounds.size("texts"))
 
 
 def _settings(config: Config) -> InteractionSettings:
     bounds = config.bounds
     return filled(
-        InteractionSettings, config.interactions, open_max=bounds.of("interactions"), apps_max=bounds.of("paces")
+        InteractionSettings, config.interactions, open_max=bounds.size("interactions"), apps_max=bounds.size("paces")
     )
 
 
@@ -139,7 +139,7 @@ def engine_settings(gateway: Config, pool: PoolConfig, shared: SharedTables) -> 
         "interactions": shared.interactions,
         "quotas": shared.quotas,
         "tree": shared.tree,
-        "remembered": HistoryLimits(*[gateway.bounds.of(table) for table in ("decisions", "lengths")]),
+        "remembered": HistoryLimits(*[gateway.bounds.size(table) for table in ("decisions", "lengths")]),
     }
 
 
@@ -157,6 +157,6 @@ def policy_terms(gateway: Config, pool: PoolConfig) -> PolicyTerms:
         settings["throttle"] = filled(ThrottleSettings, gateway.throttle)
     placement = gateway.policy.placement or entry.placement or USUAL_PLACEMENT
     queues = pool.engines_max(gateway.limits) if issubclass(PLACEMENTS[placement].placement, Assignment) else 1
-    flows_max = max(1, gateway.bounds.of("flows") // queues)
+    flows_max = max(1, gateway.bounds.size("flows") // queues)
     bounds = {"flows_max": flows_max, "blocks_max": gateway.bounds.blocks}
     return {"name": gateway.policy.name, "placement": placement, **bounds, **settings}

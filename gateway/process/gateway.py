@@ -92,8 +92,8 @@ class Gateway:
         self._admin_listener = admin_listener
         self._worker_slot = worker_slot
         self.metrics = RequestMetrics()
-        self.recent = RecentRequests(config.bounds.of("ends"))
-        self.shared = SharedTables.of(config)
+        self.recent = RecentRequests(config.bounds.size("ends"))
+        self.shared = SharedTables.from_config(config)
         self._background = Tasks()
         self.metrics.registry.register(self._background)
         self._pools = Pools(self._settled, self.metrics.forget_backend, resolver, self._background)
@@ -106,7 +106,7 @@ class Gateway:
         self._subscribers: list[Callable[[RequestRecord], None]] = [
             self.metrics.settled, self.recent.ended, self._access_log.write,
         ]  # fmt: skip
-        callers_max, mints = config.bounds.of("rates") // 2, not config.issues_keys
+        callers_max, mints = config.bounds.size("rates") // 2, not config.issues_keys
         self._keyring = Keyring(
             config.tenants, config.groups, open_access=config.open_access, mints=mints, guessers_max=callers_max
         )
@@ -201,13 +201,13 @@ class Gateway:
             await self.store.open()
         except StoreUnavailable:
             pass  # the store logs the error and keeps trying
-        self._background.repeat(self.store.turn, "store")
+        self._background.repeat(self.store.run_once, "store")
 
     async def _open_pools(self) -> None:
         """Open the pools, and what their requests are counted, checked and recorded by."""
         config = self.config
         self._pools.commit(config, self.shared, await self._pools.prepare(config))
-        self.responses = StoredResponses(config.bounds.of("responses"), self.store)
+        self.responses = StoredResponses(config.bounds.size("responses"), self.store)
         if self.store is not None:
             self.sync_rounds, self.replicas = replicate(
                 self, self.responses, self.store, self._background, self._worker_slot
@@ -216,13 +216,13 @@ class Gateway:
             await self._count_usage(config.usage)
         if self.keys is not None:
             self._follower = KeyReader(self.keys, self._keyring)
-            self._background.repeat(self._follower.turn, "keys")
+            self._background.repeat(self._follower.run_once, "keys")
         if config.tracing is not None:
             self._follow_traces(config.tracing)
         if config.state_file is not None:
             self._learned = LearnedFile(Path(config.state_file), self._pools.engines)
             self._learned.restore()
-            self._background.repeat(self._learned.turn, "state_file")
+            self._background.repeat(self._learned.run_once, "state_file")
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3))
         if config.jwt:
             from gateway.keys.issuers import Issuers  # cryptography is loaded only where tokens are checked
@@ -230,7 +230,7 @@ class Gateway:
             self._keyring.tokens = Issuers(config.jwt, self._session, self._background)
         await self._pools.watch(self._session)
         if self._certificates is not None:
-            self._background.repeat(self._certificates.turn, "certificates")
+            self._background.repeat(self._certificates.run_once, "certificates")
         self._background.repeat(self._follow_addresses, "engines")
 
     async def _count_usage(self, usage: UsageConfig) -> None:
@@ -243,7 +243,7 @@ class Gateway:
         self.metrics.registry.register(self.usage)
         self._subscribers.append(self.usage.settled)
         await self.usage.open()
-        self._background.repeat(self.usage.turn, "usage")
+        self._background.repeat(self.usage.run_once, "usage")
         if self.keys is None:
             self.keys = DatabaseKeys(self.usage.database)
 

@@ -62,7 +62,7 @@ def replicate(
     background.repeat(responses.report, "responses sent")
     background.repeat(responses.listen, "responses received")
     for each in rounds:
-        background.repeat(each.turn, "exchange", each.about)
+        background.repeat(each.run_once, "exchange", each.about)
     for pool in pools:
         background.repeat(LearnedSync(store, pool.name, pool.dispatcher.engine).sync_once, "lessons", pool.name)
         if pool.dispatcher.engine.policy.prefixes is not None:

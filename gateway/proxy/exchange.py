@@ -65,7 +65,7 @@ class Exchange(Relay):
         super().__init__(context, upstream_head)
         self.request = request
         self._pool = context.serving_pool
-        self._name_filter = ModelNameFilter.of(context.payload)
+        self._name_filter = ModelNameFilter.for_payload(context.payload)
         self._held_bytes = 0
         self._begin_answer()
 
@@ -112,7 +112,7 @@ class Exchange(Relay):
         self.request = self.context.request = request
         self.context.model = self.context.payload.model
         self._pool = self.context.serving_pool = pool
-        self._name_filter = ModelNameFilter.of(self.context.payload)
+        self._name_filter = ModelNameFilter.for_payload(self.context.payload)
 
     def reject(self, error: ApiError, service: ServiceTokens | None = None) -> None:
         """Reject a request that waits, or that an engine has returned after this service."""

@@ -293,9 +293,9 @@ class Pipeline:
         model = self._aliases.get(asked, asked)
         if not principal.may_ask(asked) and (model == asked or not principal.may_ask(model)):
             raise _model_not_allowed(asked, principal)
-        return model or self._unnamed_model()
+        return model or self._default_model()
 
-    def _unnamed_model(self) -> str:
+    def _default_model(self) -> str:
         """Return the model of the only pool, for requests that name none; "" if no engine has reported its models.
 
         Raise ApiError if there are several pools. The name is written into the body, because limits, prices and the log

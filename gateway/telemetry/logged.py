@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.telemetry.log_line import LogLine, decode_line
-from policies.admission.explanation import OF_REFUSAL, dispatched_in_words, in_seconds, sentence, waited_in_words
+from policies.admission.explanation import OF_REFUSAL, dispatched_in_words, in_seconds, join_sentence, waited_in_words
 from policies.capacity.obstacle import Obstacle
 from simulation.statistics import quantiles
 from simulation.traces.lines import read_lines, readable_bytes
@@ -51,12 +51,12 @@ class LogExcerpt:
         waited = waited_in_words(self._waited_s(), self.ahead, line.tenant)
         if line.outcome == "refused" and not line.backend:
             why = next((text for reason, text in OF_REFUSAL.items() if reason == line.reason), line.reason)
-            return sentence(line.request_id, line.tenant, f"refused: {why}", waited)
+            return join_sentence(line.request_id, line.tenant, f"refused: {why}", waited)
         said = dispatched_in_words(line.backend, line.placed, at_once=not waited) if line.backend else "not dispatched"
         ttft = "" if line.ttft_ms is None else f"had its first token after {in_seconds(line.ttft_ms / 1000)}"
         why = f" ({line.reason})" if line.reason else ""
         ended = f"{ENDED.get(line.outcome, line.outcome)}{why} after {in_seconds(line.total_ms / 1000)}"
-        return sentence(line.request_id, line.tenant, said, waited, ttft, ended)
+        return join_sentence(line.request_id, line.tenant, said, waited, ttft, ended)
 
     def summary(self) -> list[str]:
         """Describe two requests or more: outcomes, times, what they waited for, and which waited longest."""

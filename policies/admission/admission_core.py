@@ -36,7 +36,7 @@ WAITED: Final = frozenset({RejectReason.QUEUE_FULL, RejectReason.QUEUE_TIMEOUT, 
 """Reasons of rejections that a ceiling of the tree may have caused."""
 
 
-class Asker(Protocol):
+class AskingEngine(Protocol):
     """An admission engine that asks other gateways about a request."""
 
     def peers_asked(self, request_id: str, now: float) -> None:
@@ -52,7 +52,7 @@ class Peers(Protocol):
     def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:
         """Return whether the others must be asked first: about a shared limit, or about the request's interaction."""
 
-    def ask(self, engine: Asker, request: Request) -> None:
+    def ask(self, engine: AskingEngine, request: Request) -> None:
         """Ask the others about a request of `engine`. Call its `peers_asked`, then `decided` with the answer."""
 
     def forget(self, request: Request) -> None:

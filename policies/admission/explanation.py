@@ -124,7 +124,7 @@ def dispatched_in_words(backend: str, placed: str | None, *, at_once: bool) -> s
     return f"dispatched to {backend}{' at once' if at_once else ''}{why}"
 
 
-def sentence(request_id: str, tenant: str, *parts: str) -> str:
+def join_sentence(request_id: str, tenant: str, *parts: str) -> str:
     """Join the parts of an explanation to a sentence, such as:
 
     req_1 of chat was dispatched to gpu-1: no other engine had room; it waited 2.05 s behind 48 requests of batch.

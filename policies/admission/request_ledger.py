@@ -177,7 +177,7 @@ class RequestLedger:
     def undecided(self, request: Request) -> None:
         """Let a new request wait until other gateways are asked about it."""
         self._apply(lifecycle.UNDECIDED, request)
-        self._expect(request)
+        self._estimate_output(request)
         self.waiting.add(request)
 
     def asked(self, request: Request, now: float) -> None:
@@ -197,7 +197,7 @@ class RequestLedger:
         if not self.tree.is_flat:
             request.weight = self.tree.weight(request.flow.tenant, request.configured_weight)
         if before is not State.ASKED:
-            self._expect(request)
+            self._estimate_output(request)
             self.waiting.add(request)
             if self.quotas is not None:
                 self.quotas.admitted(request, now)
@@ -210,7 +210,7 @@ class RequestLedger:
         """Record the expected wait of a request that could not start at once, and return it."""
         progress = request.progress
         if progress.state is State.QUEUED:
-            self.expected_waits.began(self.policy.order_of(request).backlog, request, now)
+            self.expected_waits.count_arrival(self.policy.order_of(request).backlog, request, now)
         assert progress.wait is not None
         expected = self.expected(request, now, comes=progress.state is not State.QUEUED)
         progress.wait.expected = expected
@@ -249,7 +249,7 @@ class RequestLedger:
         wait = request.progress.wait
         if wait is not None:
             self.waits.ended(request, now)
-            self._expect(request)  # the lengths may have been learned while the request waited
+            self._estimate_output(request)  # the lengths may have been learned while the request waited
         lease = self.leases[request.id] = Lease(request, backend, now)
         if request.can_wait:
             self.preemption.dispatched(request, backend)
@@ -280,7 +280,7 @@ class RequestLedger:
             self.working_set.left(request, NO_SERVICE, now)
         # The weight may have changed while the request ran.
         request.weight = self.tree.weight(request.flow.tenant, request.configured_weight)
-        self._expect(request)
+        self._estimate_output(request)
         self.waiting.add(request, front=True)
         self.policy.push(request, now, front=True)
 
@@ -435,7 +435,7 @@ class RequestLedger:
         self.waiting.remove(request)
         self.waits.ended(request, now)
 
-    def _expect(self, request: Request) -> None:
+    def _estimate_output(self, request: Request) -> None:
         """Estimate the length of the answer: the expected tokens, and those to reserve."""
         progress = request.progress
         progress.output_tokens_expected, progress.output_tokens_reserved = self.lengths.estimate(request)

@@ -83,7 +83,7 @@ Answers = tuple[Blocked, StartTraits, int]
 
 
 class PoolRoom:
-    """The engines of one pool, within one event (`admission.scheduler.Engines`).
+    """The engines of one pool, within one event (`admission.scheduler.PoolEngines`).
 
     Call these methods only while an event is decided: `find_room` also records in the ledgers why a request had to
     wait.
@@ -274,7 +274,7 @@ class PoolRoom:
         """
         request, ranks = blocked.request, self.load.ranks()
         if self._preemption.running and not request.can_wait:
-            freed = {name: self._freed(request, name, batch) for name, batch in self._batch().items()}
+            freed = {name: self._freed(request, name, batch) for name, batch in self._batch_leases().items()}
             ranks = sorted([(fraction - freed.get(name, 0.0), name) for fraction, name in ranks])
         for _, name in ranks:
             is_soon = blocked.obstacles.get(name) not in NOT_SOON
@@ -296,7 +296,7 @@ class PoolRoom:
             request, batch, is_alone=is_alone, cached_tokens=cached_tokens
         )
 
-    def _batch(self) -> dict[str, list[Lease]]:
+    def _batch_leases(self) -> dict[str, list[Lease]]:
         """Return the running batch requests by engine, except for answers of which a client has seen something."""
         found: dict[str, list[Lease]] = {}
         for id, (_, engine, _) in self._preemption.running.items():
@@ -323,7 +323,7 @@ class PoolRoom:
             return []
         elif request_id == request.id and engine in self._backends:
             found = {engine: found.get(engine)}
-        freed = [each for each in self._batch().items() if found.get(each[0]) in FREED]
+        freed = [each for each in self._batch_leases().items() if found.get(each[0]) in FREED]
         return [name for name, batch in freed if self._fits_without(request, name, batch)]
 
     def blocked_at(self, request: Request, engine: str) -> Blocked | None:
@@ -386,7 +386,7 @@ class PoolRoom:
 
     def _fits_below(self, request: Request, *others: tuple[Request, int]) -> bool:
         """Return whether the full node has room for a request once batch work below and these others are preempted."""
-        held = [(lease.request, lease.footprint_tokens) for batch in self._batch().values() for lease in batch]
+        held = [(lease.request, lease.footprint_tokens) for each in self._batch_leases().values() for lease in each]
         return self._tree.fits_without(request, [*held, *others])
 
     def _start_traits(self, request: Request) -> StartTraits:

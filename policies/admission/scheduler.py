@@ -24,7 +24,7 @@ from policies.request import PlacementReason, Request
 LEAST_LOADED: Final = LeastLoaded()
 
 
-class Engines(Protocol):
+class PoolEngines(Protocol):
     """The engines of a pool, and the requests that they can start now."""
 
     def find_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
@@ -54,7 +54,7 @@ class Engines(Protocol):
 
 def schedule(
     order: Order,
-    engines: Engines,
+    engines: PoolEngines,
     *,
     placement: Placement = LEAST_LOADED,
     homes: Homes | None = None,
@@ -101,7 +101,7 @@ def schedule(
 
 
 def _place(
-    request: Request, engines: Engines, placement: Placement, only: str | None, but: str | None = None
+    request: Request, engines: PoolEngines, placement: Placement, only: str | None, but: str | None = None
 ) -> str | Blocked:
     """Return the engine that gets the request now, or the obstacle at each engine.
 
@@ -119,13 +119,13 @@ def _place(
     return engine
 
 
-def _wake(backlog: Backlog, engines: Engines, only: str | None) -> None:
+def _wake(backlog: Backlog, engines: PoolEngines, only: str | None) -> None:
     """Wake the tenants that sleep in `backlog.full` and have room now, at engine `only` or any."""
     backlog.wake_at(lambda request: engines.may_wake(request, only))
 
 
 def _beside(
-    order: Order, backlog: Backlog, blocked: Blocked, engines: Engines, placement: Placement, only: str | None
+    order: Order, backlog: Backlog, blocked: Blocked, engines: PoolEngines, placement: Placement, only: str | None
 ) -> Selection | Blocked:
     """Reserve an engine for a head that fits nowhere, and take from the queue a request that fits elsewhere.
 
@@ -145,7 +145,7 @@ def _beside(
     return blocked
 
 
-def _cached_first(head: Request, engine: str, backlog: Backlog, homes: Homes, engines: Engines) -> Request:
+def _cached_first(head: Request, engine: str, backlog: Backlog, homes: Homes, engines: PoolEngines) -> Request:
     """Return the head, or a request that may pass the head because the engine has its prompt cached.
 
     The head goes if the engine has half of its prompt. Otherwise the request with the longest cached prompt goes, of

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from policies.averages import USUAL
 from policies.capacity.gauges import CapacitySettings, Gauges, Grant
-from policies.capacity.kv_forecast import Growth, KvForecast, lasts, still_to_come
+from policies.capacity.kv_forecast import Growth, KvForecast, remaining_output, stable_for
 from policies.capacity.lease import OUTGROWN, Lease
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.pace import Pace
@@ -352,9 +352,9 @@ class KvCache:
         reserved = request.progress.output_tokens_reserved / each
         expected = request.progress.output_tokens_expected / each or reserved
         most, wait = request.output_tokens_max / each, wait_s / token_s
-        ahead = still_to_come(expected, reserved, most, done)
+        ahead = remaining_output(expected, reserved, most, done)
         grows, spread = ahead[0] + wait, ahead[1]
-        same = wait + lasts(ahead, expected, reserved, most, done, self._off_by())
+        same = wait + stable_for(ahead, expected, reserved, most, done, self._off_by())
         starting_s = (now if lease.started_s is None else lease.started_s) - lease.dispatched_s
         age = done + starting_s / token_s
         return Growth(grows, held, each, done + grows + spread / 2, age, spread, same, request.id)

@@ -10,8 +10,8 @@ The forecast is kept, not rebuilt: a request is noted when it is dispatched, and
 counts the engine's steps. Before the minimum length of an answer, the stretch of its end is fixed on this clock, and so
 are the tokens that it will hold there. After that the remaining length no longer depends on the tokens generated so far
 (a memoryless tail): the request is *open*. A stretch of constant width lies ahead, and only the tokens held grow with
-the clock. Example: answers take 100 tokens on average, and nine of ten at most 230. `still_to_come(100, 230, 1000, x)`
-is (0, 200) for x from 0 to 400: the answer may end now, and has a stretch of 200 tokens ahead.
+the clock. Example: answers take 100 tokens on average, and nine of ten at most 230. Then `remaining_output(100, 230,
+1000, x)` is (0, 200) for x from 0 to 400: the answer may end now, and has a stretch of 200 tokens ahead.
 
 Sums are kept over cells of requests with nearly equal steps (`FINE`). So an event costs the same however many requests
 run, and a question costs as much as there are cells.
@@ -43,7 +43,7 @@ NEVER: Final = -1
 """Key of the due place of a request that is never noted anew."""
 
 
-def still_to_come(expected: float, reserved: float, most: float, done: float) -> tuple[float, float]:
+def remaining_output(expected: float, reserved: float, most: float, done: float) -> tuple[float, float]:
     """Return the least number of tokens that an answer still adds, and the width of the stretch in which it then ends.
 
     Similar answers take `expected` tokens on average, and nine of ten take at most `reserved`. The estimate fits
@@ -58,10 +58,10 @@ def still_to_come(expected: float, reserved: float, most: float, done: float) ->
     return min(least, left), min(width, max(0.0, left - least))
 
 
-def lasts(
+def stable_for(
     ahead: tuple[float, float], expected: float, reserved: float, most: float, done: float, off_by: float
 ) -> float:
-    """Return for how many more tokens the forecast `ahead` of `still_to_come` stays true to about `off_by` tokens."""
+    """Return for how many more tokens the forecast `ahead` (`remaining_output`) stays true to about `off_by` tokens."""
     mean = max(0.0, reserved - expected) / LATE
     least, width = ahead
     beyond = most - done - least - width
@@ -81,7 +81,7 @@ class Growth:
 
     __slots__ = (
         "age", "at_start", "base", "begins", "begins_key", "done", "due", "due_key", "ends", "ends_key", "grows",
-        "held", "is_open", "lasts", "name", "noted", "sequences", "spread", "starts", "starts_key", "whole",
+        "held", "is_open", "name", "noted", "sequences", "spread", "stable_steps", "starts", "starts_key", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -92,11 +92,11 @@ class Growth:
         whole: float,
         age: float,
         spread: float = 0.0,
-        lasts: float = inf,
+        stable_steps: float = inf,
         name: str = "",
     ) -> None:
         self.name = name
-        self.lasts = lasts
+        self.stable_steps = stable_steps
         """Steps for which these numbers hold, if each sequence grows by a token per step."""
         self.grows = grows
         """Least number of tokens that each sequence still adds."""
@@ -249,7 +249,7 @@ class KvForecast:
             one.begins_key = _key(one.begins, one.grows, FINE)
             one.ends_key = _key(one.ends, one.ends - clock, FINE)
         one.starts_key = _key(one.starts, one.age, FINE)
-        until = one.lasts if one.is_open or one.lasts < one.grows else one.grows
+        until = one.stable_steps if one.is_open or one.stable_steps < one.grows else one.grows
         one.due = clock + until
         one.due_key = _key(one.due, until, FINE) if until < inf else NEVER
         self._count += 1

@@ -60,7 +60,7 @@ class BackendLedger:
         self.sequences = 0
         """Dispatched sequences."""
         self.slots_taken = 0
-        """Slots that the dispatched requests take (`Slots.taken_by`)."""
+        """Slots that the dispatched requests take (`Slots.count_for`)."""
         self._streaming = 0
         """Sequences whose first token was seen and that have not ended."""
         self.starting: dict[str, Lease] = {}
@@ -141,7 +141,7 @@ class BackendLedger:
         if (allowance := self.allowance) is not None:
             return self.sequences - freed_sequences + request.sequences <= allowance.sequences
         # Some sequences of a request may wait inside, so that slots are used which become free one by one.
-        slots = max(1, self.slots.taken_by(request.sequences) - self._settings.waiting_target)
+        slots = max(1, self.slots.count_for(request.sequences) - self._settings.waiting_target)
         return self.slots_taken - freed_slots + slots <= self.slots.most(is_alone=is_alone)
 
     def _may_prefill(self, tokens: int, *, freed_tokens: int = 0) -> bool:
@@ -268,7 +268,7 @@ class BackendLedger:
             lease.prefill_tokens = request.prompt_tokens - request.progress.cached_tokens
         self.prefill_tokens += lease.prefill_tokens
         self.sequences += request.sequences
-        lease.slots = self.slots.taken_by(request.sequences)
+        lease.slots = self.slots.count_for(request.sequences)
         self.slots_taken += lease.slots
         if request.adapter:
             self.adapters[request.adapter] = self.adapters.get(request.adapter, 0) + 1

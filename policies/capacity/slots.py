@@ -81,7 +81,7 @@ class Slots:
             limit += self._waiting_target
         return max(1, limit if self._most is None else min(limit, self._most))
 
-    def taken_by(self, sequences: int) -> int:
+    def count_for(self, sequences: int) -> int:
         """Return the slots that a request with this many sequences takes: at most a quarter of all, if that is known.
 
         If the request waited for a free slot for each sequence, and held all of them until its last sequence ends, the

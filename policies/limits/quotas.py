@@ -266,7 +266,7 @@ class Quotas:
         """
         members, buckets = self._left(request, now)
         _, _, tokens, cost = amounts(request)
-        tokens, cost = service.prompt + service.output - tokens, request.price.of(service) - cost
+        tokens, cost = service.prompt + service.output - tokens, request.price.cost(service) - cost
         if tokens < 0 or cost < 0:
             self._add((members, buckets), (0, 0, min(tokens, 0), min(cost, 0)))
         engine_ms = int(ran_s * request.sequences * 1000)
@@ -308,7 +308,7 @@ class Quotas:
     def of_past(self, used: Iterable[UsageBucket]) -> Iterator[tuple[int, str, int, Measures]]:
         """Yield window, member, bucket and amounts of earlier use, as if all was used at the end of its hour or day."""
         for until_s, tenant, model, requests, service, engine_ms in used:
-            amounts = engine_ms, requests, service.prompt + service.output, self.price(model).of(service)
+            amounts = engine_ms, requests, service.prompt + service.output, self.price(model).cost(service)
             for window, counts in enumerate(self.windows[1:], 1):
                 bucket = min(counts.bucket, counts.window.bucket(until_s - 1.0))
                 if bucket >= counts.oldest:
@@ -372,4 +372,4 @@ def wanted(request: Request) -> Measures:
 def amounts(request: Request) -> Measures:
     """Return the amounts that a request counts when it comes: 1 request, its prompt tokens, and their cost."""
     prompt = ServiceTokens(request.prompt_tokens, 0)
-    return 0, 1, request.prompt_tokens, request.price.of(prompt)
+    return 0, 1, request.prompt_tokens, request.price.cost(prompt)

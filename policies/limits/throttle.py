@@ -176,7 +176,7 @@ class Throttle:
         counts = self._app.counts
         begin = counts.bucket // PARTS * PARTS
         stretches = range(counts.oldest, begin), range(begin, counts.bucket + 1)
-        return max([sum([counts.of(flow[:2], bucket)[3] for bucket in stretch]) for stretch in stretches])
+        return max([sum([counts.measures(flow[:2], bucket)[3] for bucket in stretch]) for stretch in stretches])
 
     def is_beyond(self, request: Request, now: float) -> bool:
         """Return whether the user is beyond a limit, in total or in this app, whatever the pressure."""

@@ -40,7 +40,7 @@ from typing import Final
 from policies.orders.cost import CACHED_WEIGHT, LONG_PROMPT, ServiceParams
 from policies.orders.vtc import CounterOrder
 from policies.placements.prefix_index import Prefix, PrefixIndex, tokens_of_blocks
-from policies.placements.siblings import Siblings
+from policies.placements.siblings import SamePrefixRequests
 from policies.queue.backlog import TRIED, Backlog
 from policies.queue.tenants_and_flows import TenantMember
 from policies.request import Flow, Request
@@ -71,7 +71,7 @@ class _MatchedBacklog(Backlog):
 
     def __init__(self, prefixes: PrefixIndex, backend: str | None, *, flows_max: int, quantum: float) -> None:
         super().__init__(flows_max=flows_max, quantum=quantum)
-        self._siblings = Siblings()
+        self._siblings = SamePrefixRequests()
         self._prefixes = prefixes
         self._backend = backend
         self._waiting: dict[str, _QueuedRequest] = {}

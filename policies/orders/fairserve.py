@@ -48,9 +48,9 @@ class FairServe(Wsc):
         """Limits at the start of interactions; None if none is configured."""
         self.counts = self.throttle.counts if self.throttle is not None else {}
 
-    def share(self, other: CounterOrder) -> None:
+    def share_state(self, other: CounterOrder) -> None:
         """Share the throttle too: its limits count over all queues of a pool."""
-        super().share(other)
+        super().share_state(other)
         if isinstance(other, FairServe):
             self.throttle = other.throttle
 

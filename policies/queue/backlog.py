@@ -29,7 +29,7 @@ from typing import Final
 
 from policies.averages import USUAL
 from policies.queue.counters import CounterMember, Counters
-from policies.queue.tenants_and_flows import FlowMember, TenantMember, sleeps_as
+from policies.queue.tenants_and_flows import FlowMember, TenantMember, start_sort_key
 from policies.request import Flow, Request, is_batch
 
 _counter: Final = attrgetter("counter")
@@ -142,7 +142,7 @@ class Backlog:
         flow = self._by_flow[start.flow]
         flow.tenant.going_first -= start.id in flow.going_first
         flow.sleep(start)
-        insort(self.starts.setdefault(flow.tenant, []), (*sleeps_as(start), start))
+        insort(self.starts.setdefault(flow.tenant, []), (*start_sort_key(start), start))
         self._rest(flow)
 
     def wake_starts(self, has_room: Callable[[Request], bool]) -> None:
@@ -231,7 +231,7 @@ class Backlog:
 
     def _forget_start(self, flow: FlowMember, start: Request) -> None:
         starts = self.starts[flow.tenant]
-        del starts[bisect_left(starts, sleeps_as(start))]
+        del starts[bisect_left(starts, start_sort_key(start))]
         if not starts:
             del self.starts[flow.tenant]
 

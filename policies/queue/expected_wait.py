@@ -232,7 +232,7 @@ class ExpectedWaits:
 
     # --- events ---
 
-    def began(self, backlog: Backlog | None, request: Request, now: float) -> None:
+    def count_arrival(self, backlog: Backlog | None, request: Request, now: float) -> None:
         """Count the arrival of a queued request that waits."""
         if backlog is not None:
             for member in (backlog.tenant(request.flow.tenant), backlog.flow(request.flow)):
@@ -291,7 +291,7 @@ class ExpectedWaits:
             _learn(flow, request.progress.normalised or request.progress.charged, answer_s)
 
 
-class _Line(NamedTuple):
+class _WaitingLine(NamedTuple):
     """Waiting tenants, or flows of a tenant, that a wait estimate compares; a sample if there are many."""
 
     counters: Counters[Any]
@@ -307,11 +307,11 @@ class _Line(NamedTuple):
         return queued * self.number / max(1, len(self.members))
 
 
-def _line_of(counters: Counters[M]) -> _Line:
-    return _Line(counters, counters.some(SAMPLED), len(counters), counters.find_floor())
+def _line_of(counters: Counters[M]) -> _WaitingLine:
+    return _WaitingLine(counters, counters.some(SAMPLED), len(counters), counters.find_floor())
 
 
-def _line_at(backlog: Backlog, gate: Gate) -> _Line:
+def _line_at(backlog: Backlog, gate: Gate) -> _WaitingLine:
     """Return the tenants that wait at a gate: those that sleep at its node, or, for the pool, those awake."""
     counters = backlog.batch if gate.can_wait else backlog.tenants
     if not gate.node:
@@ -319,7 +319,7 @@ def _line_at(backlog: Backlog, gate: Gate) -> _Line:
     asleep = [tenant for tenant in backlog.full.get(gate.node, ()) if tenant.line is counters]
     members = asleep[:: len(asleep) // SAMPLED + 1]
     floor = min([counters.rank(member) for member in members]) if members else counters.find_floor()
-    return _Line(counters, members, len(asleep), floor)
+    return _WaitingLine(counters, members, len(asleep), floor)
 
 
 def _new_pace(place: GateState) -> _Pace:
@@ -350,8 +350,8 @@ def _learn(member: CounterMember, charged: float, answer_s: float) -> None:
 
 
 def _before(
-    line: _Line, own: CounterMember | None, weight: float, place: float, usual: float, answer_s: float, wait_s: float,
-    now: float,
+    line: _WaitingLine, own: CounterMember | None, weight: float, place: float, usual: float, answer_s: float,
+    wait_s: float, now: float,
 ) -> tuple[float, float]:  # fmt: skip
     """Estimate how many requests of other tenants or flows go before one request, and the sum of their answer times.
 

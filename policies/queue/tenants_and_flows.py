@@ -74,12 +74,12 @@ class FlowMember(CounterMember):
         self.going_first.discard(start.id)
 
     def wake(self, start: Request) -> bool:
-        """Queue a sleeping start at the head, behind requests there that go before it (`sleeps_as`).
+        """Queue a sleeping start at the head, behind requests there that go before it (`start_sort_key`).
 
         Return whether its flow goes first.
         """
-        goes_first, own = self.asleep.pop(start.id), sleeps_as(start)
-        before = [*takewhile(lambda one: sleeps_as(one) < own, self.requests.values())]
+        goes_first, own = self.asleep.pop(start.id), start_sort_key(start)
+        before = [*takewhile(lambda one: start_sort_key(one) < own, self.requests.values())]
         self.requests[start.id] = start
         for one in (start, *reversed(before)):
             self.requests.move_to_end(one.id, last=False)
@@ -113,6 +113,6 @@ class TenantMember(CounterMember):
         """Key in `Backlog.full` under which this tenant sleeps; None if it does not."""
 
 
-def sleeps_as(start: Request) -> Any:
+def start_sort_key(start: Request) -> Any:
     """Return the sort key of a start among the sleeping starts of its tenant."""
     return not start.progress.parked, start.arrived_s, start.id

@@ -54,7 +54,7 @@ class SharedCounts:
                 if bucket < counts.oldest:
                     continue
                 extra = reserve(member) if reserve is not None and why and bucket == counts.bucket else NOTHING
-                known = counts.of(member, bucket)
+                known = counts.measures(member, bucket)
                 tally = CountDelta(
                     f"{self._name}:{_joined(member)}",
                     bucket,

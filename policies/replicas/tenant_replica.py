@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from policies.admission.admission_core import Asker
+from policies.admission.admission_core import AskingEngine
 from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
 from policies.interactions import Interactions
@@ -26,7 +26,7 @@ class _UndecidedRequest(NamedTuple):
     """A request that waits for other gateways' counts, and the slice of the report that asks about the request."""
 
     request: Request
-    engine: Asker
+    engine: AskingEngine
     begin: int = 0
     end: int = 0
 
@@ -60,7 +60,7 @@ class TenantReplica:
         self._asked: dict[str, _UndecidedRequest] = {}
         """Requests of the last report, which are counted."""
         self._keys_asked = 0
-        self._decisions: dict[Asker, list[Decision]] = {engine: [] for engine in engines}
+        self._decisions: dict[AskingEngine, list[Decision]] = {engine: [] for engine in engines}
         for engine in engines:
             engine.peers = self
 
@@ -72,7 +72,7 @@ class TenantReplica:
             return False
         return not self._quotas.is_sure(request, now) or (not is_calm and self._interactions.is_unknown(request))
 
-    def ask(self, engine: Asker, request: Request) -> None:
+    def ask(self, engine: AskingEngine, request: Request) -> None:
         """Ask about a request in the next sync round."""
         self._undecided[request.id] = _UndecidedRequest(request, engine)
 

@@ -105,7 +105,7 @@ async def scraping(
     seen: asyncio.Queue[Gauges] = asyncio.Queue()
     scraper = Scraper(VllmAdapter(), ControlClient(engine.url, session), 0.001, seen.put_nowait, timeout_s=timeout_s)
     background = Tasks()
-    background.repeat(scraper.turn, "metrics")
+    background.repeat(scraper.run_once, "metrics")
     try:
         yield seen
     finally:

@@ -231,7 +231,7 @@ async def _hear(data: bytes) -> None:
         replicas: list[ReportSource] = [gateway.of_pool(), Gateway(policy).of_tenants()]
         for replica in replicas:
             rounds = SyncRounds(store(data), "p", replica, lambda decisions: None)
-            await _runs(rounds.turn)
+            await _runs(rounds.run_once)
             assert rounds.answered + rounds.lost >= 1
             assert is_countable(replica.report(1e6))
 

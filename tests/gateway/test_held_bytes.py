@@ -101,18 +101,18 @@ async def test_every_table_of_a_running_gateway_has_its_bound(start: Starter) ->
             gateway, engine = live.gateway, live.engine
             backlog = engine.policy.order.backlog
             assert backlog is not None
-            assert backlog.remembered() == bounds.of("flows") // 2 * 2 < ASKED
-            assert len(engine.recent._decided) == bounds.of("decisions") < ASKED
-            assert len(engine.requests.lengths._populations) == bounds.of("lengths") < ASKED  # type: ignore[attr-defined]
+            assert backlog.remembered() == bounds.size("flows") // 2 * 2 < ASKED
+            assert len(engine.recent._decided) == bounds.size("decisions") < ASKED
+            assert len(engine.requests.lengths._populations) == bounds.size("lengths") < ASKED  # type: ignore[attr-defined]
             assert engine.policy.prefixes is not None
             assert engine.policy.prefixes._blocks_max == bounds.blocks
-            assert engine.interactions.settings.open_max == bounds.of("interactions")
-            assert engine.interactions.paces.apps_max == bounds.of("paces")
+            assert engine.interactions.settings.open_max == bounds.size("interactions")
+            assert engine.interactions.paces.apps_max == bounds.size("paces")
             assert engine.quotas is not None
-            assert engine.quotas.day._members_max == engine.quotas.minute._members_max == bounds.of("quotas")
-            assert gateway.recent._ends.maxlen == bounds.of("ends")
+            assert engine.quotas.day._members_max == engine.quotas.minute._members_max == bounds.size("quotas")
+            assert gateway.recent._ends.maxlen == bounds.size("ends")
             assert gateway.shared.claims is not None
-            assert gateway.shared.claims._flows_max == bounds.of("texts")
+            assert gateway.shared.claims._flows_max == bounds.size("texts")
             limits = live.server.limits
             assert (limits.bodies_bytes_max, limits.connections_max) == (bounds.bodies_bytes, bounds.connections)
             assert engine.limits.queue_bytes_max == bounds.queue_bytes

@@ -21,7 +21,7 @@ from gateway.config.model import Config
 from gateway.operator.of_workers import WorkersClient, merged
 from gateway.operator.snapshots.of_replicas import Replicas
 from gateway.process.hub import continue_quotas
-from gateway.process.supervisor import unix_listener
+from gateway.process.supervisor import open_unix_listener
 from gateway.storage.hub.exchange_server import CONNECTIONS_PER_WORKER, ExchangeServer
 from gateway.storage.hub.hub_store import HubStore
 from gateway.storage.hub.run_directory import RunDirectory, WorkerSlot
@@ -34,7 +34,7 @@ from gateway.telemetry.metric_families import FAMILIES
 from gateway.telemetry.recent_requests import ENDS_MAX, RecentRequests
 from gateway.usage.counts import UsageTotals
 from gateway.usage.database import Database
-from gateway.usage.written import UsageBatch, add
+from gateway.usage.written import UsageBatch, add_batch
 from policies.capacity.obstacle import Obstacle
 from policies.replicas.messages import ReplicaReport
 from policies.replicas.schedule import DEADLINE_S
@@ -125,7 +125,7 @@ async def test_a_longer_limit_goes_on_from_what_was_used_before(
     assert config.usage is not None
     database = Database(config.usage, makes=True)
     now_s = int(time.time())
-    add(database, UsageBatch("before", 1, {(now_s // 3600, "spent", "", "", "", ""): tally}), now_s)
+    add_batch(database, UsageBatch("before", 1, {(now_s // 3600, "spent", "", "", "", ""): tally}), now_s)
     database.close()
     async with run_directory() as (found, server), simulated(time_scale=0) as sim:
         await continue_quotas(config, server, is_first=True)
@@ -141,7 +141,7 @@ async def test_a_longer_limit_goes_on_from_what_was_used_before(
 
 async def test_an_answer_that_came_while_a_worker_stood_still_is_no_failure() -> None:
     found = RunDirectory.made(WORKERS)
-    with closing(unix_listener(found.exchange)) as listener, ThreadPoolExecutor() as threads:
+    with closing(open_unix_listener(found.exchange)) as listener, ThreadPoolExecutor() as threads:
 
         def answers() -> None:
             """As the hub, which is another process."""
@@ -166,7 +166,7 @@ async def test_workers_whose_hub_starts_late_count_a_limit_together_and_by_parts
         monkeypatch.setattr("gateway.pool.replication.ticker.START_S", 2.0)
     named = [each | {"quota": {"requests_per_day": 20}} for each in tenants(a=1)]
     found = RunDirectory.made(WORKERS)
-    server, listener = ExchangeServer(found), unix_listener(found.exchange)
+    server, listener = ExchangeServer(found), open_unix_listener(found.exchange)
     async with AsyncExitStack() as stack:
         stack.callback(found.end)
         stack.callback(hang_up, server)

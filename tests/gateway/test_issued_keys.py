@@ -57,7 +57,7 @@ async def table(request: pytest.FixtureRequest, tmp_path: Path, databases: Datab
 def following(table: KeyTable, tenants: Sequence[TenantConfig] = TENANTS) -> Iterator[Keyring]:
     """A keyring that hears of the table's changes."""
     keyring = Keyring(tenants, open_access=False, mints=False)
-    task = Tasks().repeat(KeyReader(table, keyring).turn, "keys")
+    task = Tasks().repeat(KeyReader(table, keyring).run_once, "keys")
     yield keyring
     task.cancel()
 

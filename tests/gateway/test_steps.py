@@ -192,8 +192,8 @@ async def watched(url: str, http: aiohttp.ClientSession, heard: list[Gauges]) ->
     feed = StepFeed(client, steps.PATH, heard.append, lambda is_heard, why: None)
     scraper = Scraper(VllmAdapter(), client, 0.05, heard.append, feed=feed)
     background = Tasks()
-    background.repeat(feed.turn, "steps")
-    background.repeat(scraper.turn, "metrics")
+    background.repeat(feed.run_once, "steps")
+    background.repeat(scraper.run_once, "metrics")
     try:
         yield feed
     finally:

@@ -350,7 +350,7 @@ async def test_a_member_stays_one_and_one_that_is_no_longer_welcome_shares_nothi
     monkeypatch.setattr("gateway.storage.redis.redis_store.RENEW_S", 0.01)
     monkeypatch.setattr("gateway.storage.redis.redis_store.RETRY_S", 0.01)
     async with RedisServer() as redis, opened(redis.url) as store:
-        keeping = Tasks().repeat(store.turn, "store")
+        keeping = Tasks().repeat(store.run_once, "store")
         await redis.command("FLUSHALL")
         async with redis.client() as client:
             await eventually(lambda: client.hexists(pool_key("pool", "members"), store.replica))

@@ -49,7 +49,7 @@ def test_a_block_takes_what_is_stated() -> None:
 @pytest.mark.parametrize("memory_max", [MEMORY_MAX_LEAST, MEMORY_MAX, 1 << 30, 1 << 40])
 def test_the_sum_of_all_bounds_is_memory_max(memory_max: int, pools: int) -> None:
     bounds = MemoryBounds(memory_max, pools)
-    names = sum(table.entry_bytes * bounds.of(name) * (pools if table.of_pool else 1) for name, table in TABLES.items())
+    names = sum(one.entry_bytes * bounds.size(name) * (pools if one.of_pool else 1) for name, one in TABLES.items())
     total = (
         BASE_BYTES
         + ALLOCATED * (names + pools * bounds.blocks * BLOCK_BYTES)

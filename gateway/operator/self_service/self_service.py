@@ -66,7 +66,7 @@ class SelfService:
         slot, gateway = self._slot, self._gateway
         if slot is not None and gateway.replicas is None:
             sockets = [slot.run_directory.worker(index) for index in range(slot.run_directory.workers)]
-            ends_max = min(ENDS_MAX, gateway.config.bounds.of("ends"))
+            ends_max = min(ENDS_MAX, gateway.config.bounds.size("ends"))
             self._source = workers = WorkersClient(gateway.config, sockets, ends_max)
             await workers.open(self._stack)
 

@@ -142,7 +142,7 @@ def snapshot_of(gateway: GatewayProcess) -> GatewaySnapshot:
     """Return a snapshot of this process. O(dispatched requests)."""
     pools = gateway.pools
     now = pools[0].dispatcher.clock() if pools else 0.0
-    found = [_pool(pool) for pool in pools]
+    found = [_snapshot_pool(pool) for pool in pools]
     return GatewaySnapshot(now, gateway.not_ready(), gateway.store_state(), gateway.port, found)
 
 
@@ -156,7 +156,7 @@ def samples(
     ], min(window_s, covered_s)
 
 
-def _pool(pool: Pool) -> PoolSnapshot:
+def _snapshot_pool(pool: Pool) -> PoolSnapshot:
     dispatcher = pool.dispatcher
     engine, now = dispatcher.engine, dispatcher.clock()
     waiting, blocked = engine.requests.waiting, engine.blocked if engine.queued else None

@@ -65,7 +65,7 @@ class UsualService:
                 each[0] += 1
                 each[1] += service
 
-    def of(self, tenant: str, requests: float) -> float:
+    def estimate(self, tenant: str, requests: float) -> float:
         """Return the service of this number of requests of a tenant; infinite if no end with a charge is known."""
         count, service = self._sums.get(tenant) or self._sums[""]
         return requests * service / count if count else inf if requests else 0.0
@@ -132,7 +132,7 @@ def sums(sample: PoolSample, since_s: float, until_s: float) -> dict[str, Tenant
             continue  # Batch is due what others leave, so it is due what it received.
         # The queue is assumed to have grown evenly, so this part of it had come by then.
         came = waiting.requests * part_within(-inf, until_s, waiting.oldest_s, sample.now)
-        one.waiting += usual.of(name, came)
+        one.waiting += usual.estimate(name, came)
     return found
 
 

@@ -24,7 +24,7 @@ _decode = msgspec.msgpack.Decoder(ReplicaView).decode
 
 
 class SyncRounds:
-    """Sync rounds of one gateway with the store, one `turn` after another."""
+    """Sync rounds of one gateway with the store, one `run_once` after another."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class SyncRounds:
         if self._speaker.is_urgent():
             self._wakes.set()
 
-    async def turn(self) -> None:
+    async def run_once(self) -> None:
         """Make one round when it is due."""
         await self._until_due()
         try:

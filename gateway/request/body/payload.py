@@ -194,7 +194,7 @@ def read_json(body: bytes, api: Api) -> JsonPayload:
         _prompts(fields.prompt) if fields.prompt and "prompt" in api.prompt else 1,
         fields.model or "",
         _flag(fields.stream, "stream"),
-        user_of(fields),
+        read_user(fields),
     )
 
 
@@ -221,7 +221,7 @@ def fields_of(body: bytes) -> Fields:
         raise _not_json(error) from None
 
 
-def user_of(fields: Fields) -> str:
+def read_user(fields: Fields) -> str:
     """Return the end user that the client names in any of the APIs' ways, empty without one."""
     user = fields.safety_identifier or fields.user
     if not user and fields.metadata:

@@ -107,7 +107,7 @@ class RedisStore:
             raise
         self._not_open = None
 
-    async def turn(self) -> None:
+    async def run_once(self) -> None:
         self._log_fault()
         await asyncio.sleep(RENEW_S if self.fault is None else RETRY_S)
         try:

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.capacity.kv_forecast import CATCHING_UP, LATE, LOOKS, TOLERATED, Growth, KvForecast, lasts, still_to_come
+from policies.capacity.kv_forecast import (
+    CATCHING_UP,
+    LATE,
+    LOOKS,
+    TOLERATED,
+    Growth,
+    KvForecast,
+    remaining_output,
+    stable_for,
+)
 
 
 def forecast(requests: Iterable[Growth]) -> KvForecast:
@@ -96,7 +105,7 @@ def test_the_peak_is_that_of_growing_everything_token_by_token(
     ],
 )
 def test_what_is_still_to_come(expected: float, reserved: float, done: float, least: float, width: float) -> None:
-    assert still_to_come(expected, reserved, 1000, done) == pytest.approx((least, width), abs=0.5)
+    assert remaining_output(expected, reserved, 1000, done) == pytest.approx((least, width), abs=0.5)
 
 
 @pytest.mark.parametrize(("expected", "reserved", "lasting"), [(200, 200, 24.9), (260, 300, 24.9), (150, 260, 8.0)])
@@ -104,10 +113,10 @@ def test_an_answer_that_ends_at_the_most_it_may_take_is_noted_seldom(
     expected: float, reserved: float, lasting: float
 ) -> None:
     """Its end does not move while it grows."""
-    ahead = still_to_come(expected, reserved, 200, 1)
-    assert lasts(ahead, expected, reserved, 200, 1, 1.0) == pytest.approx(lasting, abs=0.1)
+    ahead = remaining_output(expected, reserved, 200, 1)
+    assert stable_for(ahead, expected, reserved, 200, 1, 1.0) == pytest.approx(lasting, abs=0.1)
     for done in range(1, 1 + int(lasting)):
-        least, width = still_to_come(expected, reserved, 200, done)
+        least, width = remaining_output(expected, reserved, 200, done)
         assert done + least + width == pytest.approx(200)
         assert done + least == pytest.approx(1 + ahead[0])
 
@@ -131,10 +140,10 @@ class Sequence:
         self.done = 0
 
     def growth(self) -> Growth:
-        ahead = still_to_come(self.expected, self.reserved, 2000, self.done)
+        ahead = remaining_output(self.expected, self.reserved, 2000, self.done)
         grows, spread = ahead
         held = self.prompt + self.each * (self.done + 8)
-        same = lasts(ahead, self.expected, self.reserved, 2000, self.done, 1.0)
+        same = stable_for(ahead, self.expected, self.reserved, 2000, self.done, 1.0)
         return Growth(grows, held, self.each, self.done + grows + spread / 2, self.done + self.age, spread, same)
 
 

@@ -93,12 +93,12 @@ def test_an_earlier_bucket_takes_what_is_given_back_and_what_others_say() -> Non
     counts.add("a", (0, -7, 0, 0), 7)
     counts.add("a", (0, 2, 0, 0), 6)
     counts.add("a", (0, -8, 0, 0), 3)
-    assert [counts.of("a", bucket)[1] for bucket in range(3, 10)] == [0, 0, 5, 2, 0, 0, 9]
+    assert [counts.measures("a", bucket)[1] for bucket in range(3, 10)] == [0, 0, 5, 2, 0, 0, 9]
     assert (counts.last("a"), counts.last("b")) == (9, None)
     counts.pending = {"a": {9: [0, 4, 0, 0, 1]}}
     counts.apply_reply("a", 8, (0, 3, 0, 0))
     counts.apply_reply("a", 9, (0, 20, 0, 0))
-    assert [counts.of("a", bucket)[1] for bucket in (8, 9)] == [3, 24]
+    assert [counts.measures("a", bucket)[1] for bucket in (8, 9)] == [3, 24]
     assert counts.sums("a")[1] == 5 + 2 + 3 + 24
     assert counts.answered("a") == 9
     counts.at(66.0)

@@ -84,7 +84,7 @@ def test_each_bucket_counts_what_was_taken_in_it_and_no_minute_has_more_than_its
             for tenant in "ab":
                 for bucket in range(counts.oldest, counts.bucket + 1):
                     sums = expected[window_s, tenant, bucket]
-                    assert [*counts.of(tenant, bucket)[1:3]] == sums
+                    assert [*counts.measures(tenant, bucket)[1:3]] == sums
                     assert min(sums) >= 0
         assert quotas.under_way == Counter(request.flow.tenant for request, _ in under_way)
     taken += [(request.flow.tenant, then, request.prompt_tokens) for request, then in under_way]
