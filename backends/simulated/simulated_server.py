@@ -240,7 +240,7 @@ def _steps_of(profile: EngineProfile) -> steps.StepPublisher:
 
 
 def render(profile: EngineProfile, model: str, gauges: EngineGauges) -> bytes:
-    """Render what a gateway reads of vLLM's page of metrics, in the classic text format."""
+    """Render the part of vLLM's metrics page that a gateway reads, in the classic text format."""
     own = {"engine": "0", "model_name": model}
     cache = {
         "block_size": str(profile.block_size),

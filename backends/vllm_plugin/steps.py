@@ -99,7 +99,7 @@ class StepPublisher:
         self._heartbeat: asyncio.TimerHandle | None = None
 
     def stepped(self) -> None:
-        """Publish the state of the ranks, soon."""
+        """Publish the state of the ranks after a step, at most once per `INTERVAL_S`."""
         self._stepped_s = now = time.monotonic()
         if self._listeners and self._next is None:
             wait_s = max(self._sent_s + INTERVAL_S - now, 0.0)

@@ -87,7 +87,7 @@ def _expired(config: Config, unix_s: float) -> Iterator[Finding]:
 
 
 def _not_writable(path: Path, *, is_replaced: bool = False) -> str:
-    """Return why lines cannot be appended to this file, or why it cannot be replaced; "" if they can, or it can.
+    """Return why this file cannot be appended to, or with `is_replaced`, why it cannot be replaced; "" if it can.
 
     Missing directories of a file that is replaced are made at the start.
     """

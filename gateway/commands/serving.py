@@ -198,8 +198,8 @@ def _start_lines(config: Config, port: int, admin_port: int) -> list[str]:
 
 
 def _without_key(config: Config) -> list[str]:
-    """Return a hint for tenants without a key in the config, if keys can be issued. No keys are minted for them then,
-    since they may have keys in the table, or may have lost their last one.
+    """Return a hint for tenants without a key in the config, if keys can be issued. No key is minted for such a tenant,
+    since the tenant may have keys in the table, or its last key may have been revoked.
     """
     names = [tenant.name for tenant in config.tenants if not tenant.keys]
     if not config.issues_keys or not names:

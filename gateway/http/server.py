@@ -187,7 +187,7 @@ class HttpServer:
         return f"{self._id_prefix}{self._requests}"
 
     def unread_request(self, peer: str, path: str = "", headers: Sequence[Header] = ()) -> HttpRequest:
-        """Return a stand-in for a request that was not read: its sender is known, perhaps its path and some fields."""
+        """Return a request object for a request that was not read. Its path and header fields may be unknown."""
         request = self.kind(peer, Head(path, list(headers)))
         request.id = self.next_request_id()
         return request
@@ -226,8 +226,8 @@ class HttpServer:
             self.all_gone.set()
 
     def holds_answer(self, connection: OpenConnection, unsent_bytes: int) -> None:
-        """Set the unsent bytes of a connection. If all connections have too many, the largest one of the tenant with
-        most unsent bytes is aborted."""
+        """Set the unsent bytes of a connection. If the sum over all connections exceeds its bound, abort the largest
+        connection of the tenant with most unsent bytes."""
         self.answers_bytes += unsent_bytes - self.answers.pop(connection, 0)
         if unsent_bytes:
             self.answers[connection] = unsent_bytes

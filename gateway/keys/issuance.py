@@ -122,7 +122,7 @@ async def revoke(table: KeyTable, config: Config, key_hash: str) -> str:
 
 
 async def list_keys(table: KeyTable, config: Config) -> list[dict[str, Any]]:
-    """Return all keys, those of the config first, each with its terms, and where it is `from`."""
+    """Return all keys, those of the config first, each with its terms and its origin (`from`)."""
     noted = {name.decode("utf-8", "replace"): value async for name, value in table.entries()}
 
     def described(tenant: str, key: KeyConfig, place: str, *, is_revoked: bool) -> dict[str, Any]:

@@ -423,7 +423,7 @@ class Gateway:
                     exchange.stop(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
 
     async def _close(self) -> None:
-        """Close everything, what others use last."""
+        """Close all parts. Parts that other parts use are closed last."""
         await self._background.stop()
         for each in (self._self_service, self._learned, self._pools, self._session):
             if each is not None:

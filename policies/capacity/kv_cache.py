@@ -330,7 +330,7 @@ class KvCache:
         return forecast
 
     def _note(self, lease: Lease, now: float) -> None:
-        """Note a lease in the forecast as it is now."""
+        """Replace the lease's entry in the forecast by the lease's present growth."""
         if self.capacity_tokens is None:
             return
         forecast = self._forecast

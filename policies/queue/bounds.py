@@ -192,7 +192,7 @@ class BoundedQueue:
             heapify(self._deadlines)
 
     def reweigh(self, weight_of: Callable[[Request], float]) -> None:
-        """Replace the weights of the waiting requests. A tenant has that of its newest start."""
+        """Replace the weights of the waiting requests. A tenant has the weight of its newest start."""
         for tenant in self._tenants.values():
             for request in (*tenant.inside.values(), *tenant.starts.values()):
                 request.weight = tenant.weight = weight_of(request)

@@ -128,7 +128,7 @@ class Payload:
 
     @property
     def conversation(self) -> Raw:
-        """JSON of the conversation, empty without one."""
+        """JSON of the conversation; empty if the request has none."""
         found: Raw = getattr(self.fields, self.api.conversation) if self.api.conversation else NO_FIELDS.messages
         return found
 

@@ -287,7 +287,7 @@ def _code(error: BaseException) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """Return what happened."""
+    """Return the error in words for an operator."""
     text = _IN_SCRIPT.sub("", str(error)) or type(error).__name__
     cause = error.__context__ if isinstance(error, ConnectionError) else error
     if isinstance(cause, ssl.SSLCertVerificationError):
