@@ -45,7 +45,7 @@ class PassThrough(Relay):
         self._error = b""
 
     def begin(self) -> None:
-        """Count the request as running, and send it. Nothing counts it earlier, since only its end releases the count."""
+        """Count the request as running, and send it. Only the end of the request releases the count."""
         backend = next(self._engines)
         self._bypass_limiter.begin(self.context.tenant)
         self._upstream_head = self.context.upstream_head()

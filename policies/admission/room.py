@@ -283,7 +283,7 @@ class PoolRoom:
         return None
 
     def _freed(self, request: Request, engine: str, batch: Sequence[Lease]) -> float:
-        """Return the part of an engine's KV cache that preempting `batch` frees; 0.0 if the request would still not fit."""
+        """Return the part of the engine's KV that preempting `batch` frees, 0.0 if the request still lacks room."""
         capacity = self._backends[engine].kv.capacity_tokens
         if capacity is None or not self._fits_without(request, engine, batch):
             return 0.0

@@ -68,7 +68,7 @@ BAD: dict[str, Request] = {}
         "requests.tree.left", "working_set.queued", "working_set.dispatched", "working_set.left",
         "working_set.has_room", "quotas.admitted", "quotas.ended", "requests.lengths.learn", "backends.e.add",
         "backends.e.remove", "interactions.admitted", "interactions.served", "room.find_room",
-        "requests.preemption.dispatched", "requests.expected_waits.began", "requests.expected_waits.dispatched",
+        "requests.preemption.dispatched", "requests.expected_waits.count_arrival", "requests.expected_waits.dispatched",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("batch", [False, True])
