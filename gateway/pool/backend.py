@@ -60,7 +60,7 @@ class Backend:
         self.health = HealthState()
         self.standstill = StandstillDetector(limits.limits.upstream_silence_s / STANDSTILLS)
         self.models: dict[str, ModelCard] = {}
-        self.tls = config.tls.context() if config.tls is not None else None
+        self.tls = config.tls.make_context() if config.tls is not None else None
         self._address = config.address
         self.upstream = UpstreamPool(
             self.name,

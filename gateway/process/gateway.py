@@ -28,7 +28,7 @@ from gateway.http.sockets import listener_of_all_families, listening
 from gateway.http.tls.certificates import Certificates
 from gateway.http.tls.protocol import TlsProtocol
 from gateway.keys.identity import Keyring, MintedKey
-from gateway.keys.issued import Follower, KeyTable
+from gateway.keys.issued import KeyReader, KeyTable
 from gateway.keys.stored_responses import StoredResponses
 from gateway.operator.admin_listener import admin_app, admin_runner, worker_app
 from gateway.operator.operated import Reloader
@@ -38,7 +38,7 @@ from gateway.pool.engine_addresses import Resolver, resolve
 from gateway.pool.learned import LearnedFile
 from gateway.pool.pool import Pool
 from gateway.pool.pools import CannotTakeOver, Pools, pool_identities_of
-from gateway.pool.shared import Shared
+from gateway.pool.shared import SharedTables
 from gateway.process.listener_limits import server_limits
 from gateway.process.sharing import replicate, store_of
 from gateway.proxy.batches.batch_lane import BatchLane
@@ -50,11 +50,11 @@ from gateway.request.cors import Cors
 from gateway.request.routes import Routes
 from gateway.storage.store_errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.access_log import AccessLog
-from gateway.telemetry.background import Background
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.background import Tasks
+from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.recent_requests import RecentRequests
 from gateway.telemetry.record import RequestRecord
-from gateway.telemetry.trace import Sampler
+from gateway.telemetry.trace import TraceSampler
 
 if TYPE_CHECKING:
     from gateway.config.sections.limits import ModelQuotasConfig
@@ -91,10 +91,10 @@ class Gateway:
         self._listeners = listeners
         self._admin_listener = admin_listener
         self._worker_slot = worker_slot
-        self.metrics = Metrics()
-        self.recent = RecentRequests(config.bounds.of("ends"))
-        self.shared = Shared.of(config)
-        self._background = Background()
+        self.metrics = RequestMetrics()
+        self.recent = RecentRequests(config.bounds.size("ends"))
+        self.shared = SharedTables.from_config(config)
+        self._background = Tasks()
         self.metrics.registry.register(self._background)
         self._pools = Pools(self._settled, self.metrics.forget_backend, resolver, self._background)
         self.metrics.registry.register(self._pools.addresses)
@@ -106,7 +106,7 @@ class Gateway:
         self._subscribers: list[Callable[[RequestRecord], None]] = [
             self.metrics.settled, self.recent.ended, self._access_log.write,
         ]  # fmt: skip
-        callers_max, mints = config.bounds.of("rates") // 2, not config.issues_keys
+        callers_max, mints = config.bounds.size("rates") // 2, not config.issues_keys
         self._keyring = Keyring(
             config.tenants, config.groups, open_access=config.open_access, mints=mints, guessers_max=callers_max
         )
@@ -115,21 +115,21 @@ class Gateway:
         self.spans: SpanExport | None = None
         self.keys: KeyTable | None = None
         """Keys created at run time; None without a store for them."""
-        self._follower: Follower | None = None
+        self._follower: KeyReader | None = None
         self._lane: BatchLane | None = None
         self._self_service: SelfService | None = None
         self.store: Store | None = None
         self.sync_rounds: Sequence[SyncRounds] = ()
         self.replicas: Replicas | None = None
         self._learned: LearnedFile | None = None
-        self._certificates = Certificates(config.tls.context, config.tls.files) if config.tls is not None else None
+        self._certificates = Certificates(config.tls.make_context, config.tls.files) if config.tls is not None else None
         self._bypass_limiter = BypassLimiter(config.limits.unqueued_max, config.limits.unqueued_per_s, callers_max)
         self._pipeline: Pipeline | None = None
         self._server: HttpServer | None = None
         self._session: aiohttp.ClientSession | None = None
         self._admin: web.AppRunner | None = None
         self._is_stopping = False
-        self._closing_logs = Background()
+        self._closing_logs = Tasks()
         self.reloading = Reloader(self, load)
 
     @property
@@ -166,7 +166,7 @@ class Gateway:
             faults.append(f"usage is not written: {self.usage.fault}")
         return faults
 
-    def state(self) -> str | None:
+    def store_state(self) -> str | None:
         """State of the shared store, or None where the config has none."""
         if self.store is None:
             return None
@@ -186,7 +186,7 @@ class Gateway:
         matter."""
         await self._open_store()
         await self._open_pools()
-        pipeline = self._pipeline = self._new_pipeline()
+        pipeline = self._pipeline = self._build_pipeline()
         await self._open_services(pipeline)
         await self._listen(pipeline)
         await self._open_admin()
@@ -201,13 +201,13 @@ class Gateway:
             await self.store.open()
         except StoreUnavailable:
             pass  # the store logs the error and keeps trying
-        self._background.repeat(self.store.turn, "store")
+        self._background.repeat(self.store.run_once, "store")
 
     async def _open_pools(self) -> None:
         """Open the pools, and what their requests are counted, checked and recorded by."""
         config = self.config
         self._pools.commit(config, self.shared, await self._pools.prepare(config))
-        self.responses = StoredResponses(config.bounds.of("responses"), self.store)
+        self.responses = StoredResponses(config.bounds.size("responses"), self.store)
         if self.store is not None:
             self.sync_rounds, self.replicas = replicate(
                 self, self.responses, self.store, self._background, self._worker_slot
@@ -215,14 +215,14 @@ class Gateway:
         if config.usage is not None:
             await self._count_usage(config.usage)
         if self.keys is not None:
-            self._follower = Follower(self.keys, self._keyring)
-            self._background.repeat(self._follower.turn, "keys")
+            self._follower = KeyReader(self.keys, self._keyring)
+            self._background.repeat(self._follower.run_once, "keys")
         if config.tracing is not None:
             self._follow_traces(config.tracing)
         if config.state_file is not None:
             self._learned = LearnedFile(Path(config.state_file), self._pools.engines)
             self._learned.restore()
-            self._background.repeat(self._learned.turn, "state_file")
+            self._background.repeat(self._learned.run_once, "state_file")
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3))
         if config.jwt:
             from gateway.keys.issuers import Issuers  # cryptography is loaded only where tokens are checked
@@ -230,7 +230,7 @@ class Gateway:
             self._keyring.tokens = Issuers(config.jwt, self._session, self._background)
         await self._pools.watch(self._session)
         if self._certificates is not None:
-            self._background.repeat(self._certificates.turn, "certificates")
+            self._background.repeat(self._certificates.run_once, "certificates")
         self._background.repeat(self._follow_addresses, "engines")
 
     async def _count_usage(self, usage: UsageConfig) -> None:
@@ -243,7 +243,7 @@ class Gateway:
         self.metrics.registry.register(self.usage)
         self._subscribers.append(self.usage.settled)
         await self.usage.open()
-        self._background.repeat(self.usage.turn, "usage")
+        self._background.repeat(self.usage.run_once, "usage")
         if self.keys is None:
             self.keys = DatabaseKeys(self.usage.database)
 
@@ -257,9 +257,9 @@ class Gateway:
         self.metrics.registry.register(self.spans)
         self._subscribers.append(self.spans.ended)
 
-    def _new_pipeline(self) -> Pipeline:
+    def _build_pipeline(self) -> Pipeline:
         tracing = self.config.tracing
-        sampler = None if tracing is None else Sampler(tracing.sample_ratio)
+        sampler = None if tracing is None else TraceSampler(tracing.sample_ratio)
         pipeline = Pipeline(self._keyring, self._settled, self._bypass_limiter, self.responses, sampler)
         self._direct(pipeline)
         return pipeline
@@ -342,7 +342,7 @@ class Gateway:
         if self._server is not None:
             self._server.set(server_limits(config), TrustedProxies(config.trusted_proxies))
         if self._certificates is not None and config.tls is not None and config.tls != before.tls:
-            self._certificates.set(config.tls.context, config.tls.files)
+            self._certificates.set(config.tls.make_context, config.tls.files)
         self._reject_revoked()
         if self.store is not None:
             self.store.pools = pool_identities_of(config)
@@ -423,7 +423,7 @@ class Gateway:
                     exchange.stop(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
 
     async def _close(self) -> None:
-        """Close everything, what others use last."""
+        """Close all parts. Parts that other parts use are closed last."""
         await self._background.stop()
         for each in (self._self_service, self._learned, self._pools, self._session):
             if each is not None:

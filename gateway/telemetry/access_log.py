@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gateway.telemetry.log_line import Line, encode_line
+from gateway.telemetry.log_line import LogLine, encode_line
 from gateway.telemetry.log_writer import STDOUT, LogWriter
 from gateway.telemetry.record import PATH_LENGTH_MAX, RequestRecord
 from policies.request import Request
@@ -68,7 +68,7 @@ class AccessLog:
         service, request = record.service, record.request
         first_token_s = record.first_token_s
         progress = None if request is None else request.progress
-        line = Line(  # by position, since keyword arguments cost a look-up each
+        line = LogLine(  # by position, since keyword arguments cost a look-up each
             int(time.time() * 1000) / 1000, record.id, record.tenant, record.app,
             "" if request is None else hidden(request.flow.user),
             1.0 if request is None else request.weight,

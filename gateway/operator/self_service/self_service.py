@@ -27,7 +27,7 @@ from gateway.storage.store_errors import StoreError
 from gateway.telemetry.recent_requests import ENDS_MAX
 from gateway.usage.counts import OTHERS
 from gateway.usage.thread import CLOSE_S, DatabaseThread
-from gateway.usage.usage_report import read_own
+from gateway.usage.usage_report import read_tenant_usage
 
 PAGE: Final = "/fairgate/me/page"
 _OWN: Final = Path(__file__).parent / "page"
@@ -66,7 +66,7 @@ class SelfService:
         slot, gateway = self._slot, self._gateway
         if slot is not None and gateway.replicas is None:
             sockets = [slot.run_directory.worker(index) for index in range(slot.run_directory.workers)]
-            ends_max = min(ENDS_MAX, gateway.config.bounds.of("ends"))
+            ends_max = min(ENDS_MAX, gateway.config.bounds.size("ends"))
             self._source = workers = WorkersClient(gateway.config, sockets, ends_max)
             await workers.open(self._stack)
 
@@ -92,7 +92,7 @@ class SelfService:
         if self._database is None or usage is None or tenant == OTHERS:  # OTHERS sums up many tenants
             return None
         with suppress(StoreError):
-            return await self._database.do(read_own, tenant, usage.prices, datetime.now(UTC))
+            return await self._database.do(read_tenant_usage, tenant, usage.prices, datetime.now(UTC))
         return None
 
     async def _sum_up(self) -> RecentService:
