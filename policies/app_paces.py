@@ -12,7 +12,7 @@ from typing import Final
 from policies.averages import USUAL
 from policies.capacity.output_lengths import ENOUGH
 from policies.plain_data import rows
-from policies.recent import adopt, used
+from policies.recent import adopt, touch
 
 AGENTS_REPLY_S: Final = 5.0
 """An app whose next call usually follows within this time is an agent: people read more slowly."""
@@ -62,7 +62,7 @@ class AppPaces:
 
     def replied(self, tenant: str, app: str, pause_s: float) -> None:
         """Learn from a reply of a person or an agent, `pause_s` seconds after an interaction's last answer."""
-        used(self._apps, (tenant, app), Median, self.apps_max).learn(pause_s)
+        touch(self._apps, (tenant, app), Median, self.apps_max).learn(pause_s)
 
     # --- snapshots ---
 

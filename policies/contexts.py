@@ -18,7 +18,7 @@ from collections import OrderedDict
 from typing import Final
 
 from policies.averages import QUICK, STEADY, MovingAverage
-from policies.recent import used
+from policies.recent import touch
 from policies.request import Request
 
 FOUND: Final = 1.0 - QUICK
@@ -68,7 +68,7 @@ class InteractionKinds:
 
     def get_or_create(self, call: Request) -> InteractionKind:
         """Return the kind of the call's interaction, to update it. Create the kind if it is unknown."""
-        return used(self._kinds, _key(call), InteractionKind, self._kinds_max)
+        return touch(self._kinds, _key(call), InteractionKind, self._kinds_max)
 
     def get(self, call: Request) -> InteractionKind:
         """Return the kind of the call's interaction, or `NO_CALLS` if it is unknown. Changes nothing."""

@@ -17,7 +17,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def used(table: OrderedDict[K, V], key: K, new: Callable[[], V], most: int) -> V:
+def touch(table: OrderedDict[K, V], key: K, new: Callable[[], V], most: int) -> V:
     """Return the entry of this key, created if missing, and mark it as the latest of at most `most` entries."""
     entry = table.get(key)
     if entry is None:

@@ -11,7 +11,7 @@ from backends.simulated.engine_profiles import EngineProfile
 from simulation.replay import TENANTS_LISTED, ReplayResult
 from simulation.run import IMPOSSIBLE
 from simulation.traces.reader import Trace
-from simulation.verdict import compared, in_seconds, named, short, verdict
+from simulation.verdict import in_seconds, named, runs_to_compare, short, verdict
 
 NOTHING = "-"
 
@@ -158,7 +158,7 @@ def _tenant_rows(replayed: ReplayReport) -> list[list[str]]:
 def as_json(replayed: ReplayReport) -> str:
     """Return all measurements as JSON; times are in seconds."""
     trace = replayed.trace
-    one, other = compared(replayed.results)
+    one, other = runs_to_compare(replayed.results)
     document = {
         "verdict": {
             "text": verdict(replayed.results),

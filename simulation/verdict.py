@@ -21,7 +21,7 @@ REFUSED_WEIGHT = 5.0
 """Weight of refusals: refusing all requests counts like a wait that is e^5 times as long."""
 
 
-def compared(results: Sequence[ReplayResult]) -> tuple[ReplayResult, ReplayResult]:
+def runs_to_compare(results: Sequence[ReplayResult]) -> tuple[ReplayResult, ReplayResult]:
     """Return the first policy and the last one; or the last policy before the first and the last number of engines."""
     last = results[-1]
     of_policy = [each for each in results if each.policy == last.policy]
@@ -30,7 +30,7 @@ def compared(results: Sequence[ReplayResult]) -> tuple[ReplayResult, ReplayResul
 
 def named(results: Sequence[ReplayResult]) -> tuple[str, str]:
     """Return who gains and who pays most by the second run, or "" for nobody. Tenants of few requests count."""
-    pairs = _pairs(*compared(results))
+    pairs = _pairs(*runs_to_compare(results))
     changes = {before.name: _change(before, after) for before, after in pairs}
     gainer, payer = max(changes, key=changes.__getitem__), min(changes, key=changes.__getitem__)
     return gainer if changes[gainer] > 0 else "", payer if changes[payer] < 0 else ""
@@ -38,7 +38,7 @@ def named(results: Sequence[ReplayResult]) -> tuple[str, str]:
 
 def verdict(results: Sequence[ReplayResult]) -> str:
     """Return how long the tenants that gain and pay most waited under both runs."""
-    one, other = compared(results)
+    one, other = runs_to_compare(results)
     if one is other:
         return f"Under `{one.policy}`, {_longest(one.tenants)}."
     here, there = _under(one, other)

@@ -23,7 +23,7 @@ _JOIN_BYTES_MAX: Final = 16384
 _HEADER_BYTES_MAX: Final = 65536
 
 
-class UpstreamPool:
+class UpstreamConnections:
     """Connections to one backend, idle and busy.
 
     Args:
@@ -73,7 +73,8 @@ class UpstreamPool:
 
     def __repr__(self) -> str:
         connecting = len(self._connecting)
-        return f"<UpstreamPool {self.name}: {len(self._busy)} busy, {len(self._idle)} idle, {connecting} connecting>"
+        counts = f"{len(self._busy)} busy, {len(self._idle)} idle, {connecting} connecting"
+        return f"<UpstreamConnections {self.name}: {counts}>"
 
     def send(
         self, head: bytes, body: bytes | memoryview, receiver: Receiver, *, is_fresh: bool = False
@@ -180,7 +181,7 @@ class UpstreamPool:
 class _Connection(asyncio.Protocol):
     """A socket: parses the answer to one call at a time and decides whether the connection can be reused."""
 
-    def __init__(self, pool: UpstreamPool, call: UpstreamCall) -> None:
+    def __init__(self, pool: UpstreamConnections, call: UpstreamCall) -> None:
         self._pool = pool
         self._call: UpstreamCall | None = call
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)

@@ -53,7 +53,7 @@ class SimulatedServer:
         """Listen and return the port (a free one for 0). Raise OSError."""
         app = web.Application(client_max_size=_BODY_BYTES_MAX)
         app.add_routes(self.routes())
-        # A client that disconnects reaches `_generate` as a cancellation, streaming or not.
+        # A client that disconnects reaches its handler as a cancellation, streaming or not.
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         try:
@@ -67,7 +67,7 @@ class SimulatedServer:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            *(web.post(kind.endpoint.path, self._generate(kind)) for kind in self.formats),
+            *(web.post(kind.endpoint.path, self._handler_of(kind)) for kind in self.formats),
             web.get("/v1/models", self._models),
             web.get("/health", _health),
             web.get("/version", _version),
@@ -127,7 +127,7 @@ class SimulatedServer:
                         answer.write(answer.end())
                     answer.done.set()
 
-    def _generate(self, kind: type[SimulatedAnswer]) -> Any:
+    def _handler_of(self, kind: type[SimulatedAnswer]) -> Any:
         async def handler(request: web.Request) -> web.StreamResponse:
             try:
                 await self.at("call", request)

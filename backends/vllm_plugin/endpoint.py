@@ -54,7 +54,7 @@ class _Feed:
         self._state = state
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        gone = asyncio.ensure_future(_until_gone(receive, self._listener))
+        gone = asyncio.ensure_future(_end_on_disconnect(receive, self._listener))
         try:
             await send(_HEAD)
             while line := await self._listener.get():
@@ -67,7 +67,7 @@ class _Feed:
             gone.cancel()
 
 
-async def _until_gone(receive: Any, listener: StepListener) -> None:
+async def _end_on_disconnect(receive: Any, listener: StepListener) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     listener.put(b"")

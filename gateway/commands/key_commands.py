@@ -209,12 +209,12 @@ def _in_table(config: Config, path: Path, do: Callable[[KeyTable], Awaitable[Fou
     from gateway.keys.issuance import KeyRefused
     from gateway.storage.store_errors import StoreError, StoreUnavailable
 
-    async def done() -> Found:
+    async def run_in_table() -> Found:
         async with _table_of(config) as table:
             return await do(table)
 
     try:
-        return asyncio.run(done())
+        return asyncio.run(run_in_table())
     except (StoreError, KeyRefused) as error:
         raise CommandError(f"fairgate: {error}", 1 if isinstance(error, StoreUnavailable) else BAD_INPUT) from None
 

@@ -154,9 +154,9 @@ def check(file: Path, shares: bool, probe: bool) -> None:
     counts = {"tenant": len(config.tenants), "pool": len(config.pools)}
     counts |= {"backend": sum(len(pool.backends) for pool in config.pools), "worker": config.workers}
     if shares:
-        from gateway.pool.parts import shown
+        from gateway.pool.parts import tree_lines
 
-        for line in shown(config):
+        for line in tree_lines(config):
             click.echo(line)
     said = [counted(count, noun) for noun, count in counts.items() if noun != "worker" or count > 1]
     click.echo(f"{file}: ok: {', '.join(said)}")

@@ -233,7 +233,7 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _resolved(cls, data: Any) -> Any:
+    def _expand_auto(cls, data: Any) -> Any:
         return with_auto(data)
 
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from backends.client.call import Receiver, UpstreamCall
-from backends.client.upstream import UpstreamPool
+from backends.client.upstream import UpstreamConnections
 from backends.control_client import ControlClient
 from backends.engines.adapter import UNREADABLE, Adapter
 from backends.engines.by_metrics import OpenAiAdapter
@@ -62,7 +62,7 @@ class Backend:
         self.models: dict[str, ModelCard] = {}
         self.tls = config.tls.make_context() if config.tls is not None else None
         self._address = config.address
-        self.upstream = UpstreamPool(
+        self.upstream = UpstreamConnections(
             self.name,
             url,
             tls=self.tls,

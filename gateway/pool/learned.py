@@ -29,14 +29,14 @@ FILE_BYTES_MAX = 64 * 1024 * 1024
 VERSION = 1
 
 
-class _LearnedFile(msgspec.Struct, forbid_unknown_fields=True):
+class _LearnedContent(msgspec.Struct, forbid_unknown_fields=True):
     """The decoded file: the snapshot of each pool, by name."""
 
     version: int
     pools: dict[str, object]
 
 
-_decode = msgspec.json.Decoder(_LearnedFile).decode
+_decode = msgspec.json.Decoder(_LearnedContent).decode
 
 
 class LearnedFile:
@@ -87,7 +87,7 @@ class LearnedFile:
         """Write the learned state, by a thread, so that no stream waits for the disk. Raise `OperationalError` if that
         fails."""
         pools: dict[str, object] = {name: takeover.snapshot(engine) for name, engine in self._engines.items()}
-        content = msgspec.json.encode(_LearnedFile(VERSION, pools))
+        content = msgspec.json.encode(_LearnedContent(VERSION, pools))
         try:
             await asyncio.to_thread(self._write, content)
         except OSError as error:

@@ -43,7 +43,7 @@ def parts_of(config: Config) -> dict[str, PoolPart]:
     }
 
 
-def shown(config: Config) -> Iterator[str]:
+def tree_lines(config: Config) -> Iterator[str]:
     """Yield the tree of groups and tenants, one line each, with parts and limits."""
     parts = parts_of(config)
     inside: dict[str, list[TreeNodeConfig]] = {}

@@ -85,7 +85,7 @@ class UsageCounts:
         key = (int(time.time()) // HOUR_S, record.tenant, record.app, user, model, record.key)
         totals = self._sums.get(key)
         if totals is None:
-            totals = self._bounded(key)
+            totals = self._new_totals_within_bounds(key)
             if totals is None:
                 self.requests_dropped += 1
                 return
@@ -114,7 +114,7 @@ class UsageCounts:
         sums, self._sums = self._sums, {}
         return sums
 
-    def _bounded(self, key: Key) -> UsageTotals | None:
+    def _new_totals_within_bounds(self, key: Key) -> UsageTotals | None:
         """Return the sum for a new key, perhaps under the names of the others; None if there is no room."""
         hour, tenant, app, user, model, label = key
         if hour != self._hour:

@@ -10,7 +10,7 @@ from lab.experiment import require_source
 from policies.orders.fcfs import Fcfs
 from policies.orders.vtc import CounterOrder, CounterParams
 from policies.queue.backlog import Backlog
-from policies.queue.counters import CounterMember, Counters
+from policies.queue.counters import CounterHeap, CounterMember
 from policies.request import Limit, Pressure, Rejection, RejectReason, Request
 
 WINDOW_S = 60.0
@@ -37,7 +37,7 @@ class Lcf(CounterOrder):
         _undo_lift(flow.tenant.flows, flow)
 
 
-def _undo_lift(counters: Counters[Any], member: CounterMember) -> None:
+def _undo_lift(counters: CounterHeap[Any], member: CounterMember) -> None:
     counters.charged(member, -member.lifted)
     counters.unconfirmed.pop(member.name, None)
     member.lifted, member.is_sole = 0.0, False

@@ -103,7 +103,7 @@ class RecentDecisions:
     def __init__(self, most: int) -> None:
         self._decided: deque[tuple[Any, ...]] = deque(maxlen=min(most, RECENT_MAX))
 
-    def set(self, most: int) -> None:
+    def set_max(self, most: int) -> None:
         """Replace the number of remembered decisions."""
         self._decided = deque(self._decided, maxlen=min(most, RECENT_MAX))
 

@@ -256,7 +256,7 @@ class AdmissionEngine(AdmissionCore):
                     change = replace(change, taken_s=change.taken_s + self.set_back_s)
                 ledger.observe(change, now, arrived_s=self._arrived_s)
                 self.policy.observe(name, change)
-            self.room.measure(name)
+            self.room.update_capacity(name)
             self.working_set.measure(self.backends.values(), now, parks=self.limits.spares_calls_inside)
             return self._room_changed(now, name)
         except Exception as error:

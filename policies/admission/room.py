@@ -143,7 +143,7 @@ class PoolRoom:
                 del full[engine]
                 is_open[engine] = self._backends[engine]
 
-    def measure(self, engine: str) -> None:
+    def update_capacity(self, engine: str) -> None:
         """Set the capacity of the tree to the sum over the engines in service, after a change at this engine.
 
         The sum is unknown if one capacity is unknown: shares of the other engines alone would be too small.

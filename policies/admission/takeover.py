@@ -68,7 +68,7 @@ def take_over(engine: AdmissionEngine, setup: PoolSettings, now: float) -> Seque
     requests = engine.requests
     engine.limits = requests.waiting.limits = setup.limits
     engine.capacity = setup.capacity
-    engine.recent.set(setup.remembered.decisions_max)
+    engine.recent.set_max(setup.remembered.decisions_max)
     if isinstance(requests.lengths, OutputLengths):
         requests.lengths.populations_max = setup.remembered.lengths_max
     engine.overload.settings = setup.overload

@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from typing import Final, Protocol
 
-from policies.recent import used
+from policies.recent import touch
 from policies.request import Request
 
 APPS_MAX: Final = 4096
@@ -82,5 +82,5 @@ class OutputLengths:
         return min(population.mean, float(most)), min(cautious, most)
 
     def learn(self, request: Request, output_tokens: int) -> None:
-        used(self._populations, request.flow[:2], _Population, self.populations_max).learn(output_tokens)
+        touch(self._populations, request.flow[:2], _Population, self.populations_max).learn(output_tokens)
         self._everybody.learn(output_tokens)

@@ -187,6 +187,14 @@ class SlidingCounts:
         pending[-1] = max(pending[-1], why)
         return pending
 
+    def unreported(self, member: Hashable) -> dict[int, list[int]]:
+        """Return the counts of the member that other gateways do not know; drop those that no longer count."""
+        buckets = (self.pending or {}).get(member, {})
+        # While no report gets through, in order of time: what is too old is at the front.
+        while buckets and (first := next(iter(buckets))) < self.oldest:
+            del buckets[first]
+        return buckets
+
     def pend_all(self) -> None:
         """Mark all counts to be reported again of the members that other gateways have answered for."""
         for member, history in self._histories.items():

@@ -15,7 +15,7 @@ from typing import Any, Final
 from policies.averages import MovingAverage
 from policies.capacity.output_lengths import ENOUGH
 from policies.plain_data import fields, rows
-from policies.recent import adopt, used
+from policies.recent import adopt, touch
 
 NEUTRAL: Final = 1000.0
 """Cost assumed for a call of an app without a profile."""
@@ -78,9 +78,9 @@ class CostProfiles:
     def learn(self, scope: str, app: str, stage: int, cost: float) -> None:
         """Learn the cost of a call that got its complete answer."""
         costs, most = self._means, self._populations_max
-        whole = used(costs, (scope, ANY_APP, WHOLE_SCOPE), _MeanCost, most)
-        of_app = used(costs, (scope, app, ANY_STAGE), _MeanCost, most)
-        of_stage = used(costs, (scope, app, min(stage, STAGES_MAX)), _MeanCost, most)
+        whole = touch(costs, (scope, ANY_APP, WHOLE_SCOPE), _MeanCost, most)
+        of_app = touch(costs, (scope, app, ANY_STAGE), _MeanCost, most)
+        of_stage = touch(costs, (scope, app, min(stage, STAGES_MAX)), _MeanCost, most)
         for own in (self._pool, whole, of_app, of_stage):
             own.learn(cost if own.seen < ENOUGH else min(cost, OUTLIER * own.value + 1.0))
         self._pool.norm = max(1.0, self._pool.value)

@@ -6,8 +6,8 @@ streamed output subtracts too. So a flow may be several quanta in debt, and is t
 Tenants take turns, and the flows of a tenant take turns inside it.
 
 Rounds are not simulated. With a quantum of Q, a flow that has received c in all has its next turn in round floor(c /
-Q). That is the virtual token counter read in whole quanta, and the division refills the debt. So the same `Counters`
-are used, ordered by (round, place in the round). With a tiny quantum this is VTC.
+Q). That is the virtual token counter read in whole quanta, and the division refills the debt. So a `CounterHeap`
+is used, ordered by (round, place in the round). With a tiny quantum this is VTC.
 
 Bound, at a gateway: two tenants that are both backlogged over an interval receive service, per weight, that differs by
 at most 2 (U + Q), with U as in `orders.vtc`. Proof sketch: a dispatched tenant is in the earliest round r. So its

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from policies.placements.placement import Assignment
 from policies.placements.prefix_index import PrefixIndex
-from policies.recent import used
+from policies.recent import touch
 from policies.request import Request, ServiceTokens
 from policies.settings import setting
 
@@ -110,4 +110,4 @@ class ByDeficits(Assignment):
         return left or [max(backends, key=lambda name: deficits[name])]
 
     def _of(self, tenant: str) -> dict[str, float]:
-        return used(self._tenants, tenant, dict, self._tenants_max)
+        return touch(self._tenants, tenant, dict, self._tenants_max)

@@ -1,7 +1,7 @@
 """Which request is owed most service? Tenants by weight, then the (app, user) flows of a tenant, oldest request first.
 
-Both levels use `Counters`. A tenant that opens fifty flows still has one tenant's fair share, divided by fifty. The
-policy defines the unit of service; the backlog only accumulates it.
+Both levels use a `CounterHeap`. A tenant that opens fifty flows still has one tenant's fair share, divided by fifty.
+The policy defines the unit of service; the backlog only accumulates it.
 
 Batch work has a line of its own, beside the line of interactive tenants: it goes when no interactive request may. While
 both lines wait, batch work is owed its guaranteed share of the service, and goes first as long as a usual request is
@@ -9,7 +9,7 @@ owed. So over such an interval it receives at least that share of the whole, les
 
 One window bounds on each level who may go before whom. The candidates are the members whose counter is at most the
 window above the least waiting one. Of these, members with a call inside an interaction go first, and otherwise the
-least (`Counters`). Inside a flow requests go in order of arrival, but a call inside an interaction or a request with a
+least. Inside a flow requests go in order of arrival, but a call inside an interaction or a request with a
 cached prompt may pass all older ones. The window there is a number of requests: once `CALLS_PASSED` newer requests have
 passed the oldest one, nothing passes it. So no request is passed by more than `CALLS_PASSED` of its own flow.
 
@@ -28,7 +28,7 @@ from operator import attrgetter
 from typing import Final
 
 from policies.averages import USUAL
-from policies.queue.counters import CounterMember, Counters
+from policies.queue.counters import CounterHeap, CounterMember
 from policies.queue.tenants_and_flows import FlowMember, TenantMember, start_sort_key
 from policies.request import Flow, Request, is_batch
 
@@ -48,7 +48,7 @@ class Backlog:
         the working set             single start     `starts`  `wake_starts`
 
     Idle tenants and flows are forgotten while more than `flows_max` tenants and flows together are remembered.
-    `quantum` is that of `Counters`, on both levels. A tenant's quantum counts service per weight.
+    `quantum` is that of a `CounterHeap`, on both levels. A tenant's quantum counts service per weight.
     `windows`: those of tenants and of flows, in the units of their counters.
     """
 
@@ -62,8 +62,8 @@ class Backlog:
         self._flows_max = flows_max
         self._window_of_flows = windows[1]
         self.quantum = quantum
-        self.tenants: Counters[TenantMember] = Counters(quantum=quantum, window=windows[0])
-        self.batch: Counters[TenantMember] = Counters(quantum=quantum, window=windows[0])
+        self.tenants: CounterHeap[TenantMember] = CounterHeap(quantum=quantum, window=windows[0])
+        self.batch: CounterHeap[TenantMember] = CounterHeap(quantum=quantum, window=windows[0])
         """Tenant nodes of batch work."""
         self._by_tenant: dict[str, TenantMember] = {}
         self._by_flow: dict[Flow, FlowMember] = {}
@@ -119,7 +119,7 @@ class Backlog:
         flow = tenant.flows.least()
         return flow.next() if flow is not None else None
 
-    def lines(self) -> tuple[Counters[TenantMember], Counters[TenantMember]]:
+    def lines(self) -> tuple[CounterHeap[TenantMember], CounterHeap[TenantMember]]:
         """Return the counters of both classes, in the order in which the classes go."""
         return (self.batch, self.tenants) if self.owes_batch else (self.tenants, self.batch)
 
@@ -423,7 +423,7 @@ class Backlog:
 
     def _new_tenant(self, name: str) -> TenantMember:
         self._forget_beyond(self._flows_max - 2, None)
-        flows: Counters[FlowMember] = Counters(quantum=self.quantum, window=self._window_of_flows)
+        flows: CounterHeap[FlowMember] = CounterHeap(quantum=self.quantum, window=self._window_of_flows)
         tenant = TenantMember(name, self.batch if is_batch(name) else self.tenants, flows)
         self._by_tenant[name] = tenant
         return tenant
@@ -434,7 +434,7 @@ class Backlog:
         self._by_flow[flow] = member
         return member
 
-    def _forget_beyond(self, remembered_max: int, flows: Counters[FlowMember] | None) -> None:
+    def _forget_beyond(self, remembered_max: int, flows: CounterHeap[FlowMember] | None) -> None:
         """Forget the members idle for longest: one of `flows` if possible, else a tenant with all its flows."""
         while len(self._by_tenant) + len(self._by_flow) > remembered_max:
             flow = flows.forget_longest_idle() if flows is not None else None

@@ -1,6 +1,6 @@
 """Which waiting member has received least service? One level of counters, kept in order as they grow.
 
-`Counters` contain the members with queued requests, ordered by (counter, turn, name). Counters mostly grow, and often:
+A `CounterHeap` contains the members with queued requests, ordered by (counter, turn, name). Counters mostly grow, often
 by a token at a time. So the heap is corrected lazily. An entry whose counter has grown is moved when it reaches the
 top. A counter that falls below its entry (a refund) gets a second entry, and the old one is dropped when it reaches the
 top. Invariant: each awake member has one valid entry, `member.entry`, and its place is never below that entry.
@@ -100,7 +100,7 @@ class CounterMember:
 M = TypeVar("M", bound=CounterMember)
 
 
-class Counters(Generic[M]):
+class CounterHeap(Generic[M]):
     """The members of one level, ordered by received service. Idle members are kept until they are forgotten."""
 
     def __init__(self, *, quantum: float = 0.0, window: float = 0.0) -> None:

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from policies.averages import QUICK, STEADY
 from policies.queue.backlog import Backlog
-from policies.queue.counters import CounterMember, Counters, M
+from policies.queue.counters import CounterHeap, CounterMember, M
 from policies.request import WAIT_S_MAX, Request
 
 SAMPLED: Final = 64
@@ -294,7 +294,7 @@ class ExpectedWaits:
 class _WaitingLine(NamedTuple):
     """Waiting tenants, or flows of a tenant, that a wait estimate compares; a sample if there are many."""
 
-    counters: Counters[Any]
+    counters: CounterHeap[Any]
     members: Sequence[CounterMember]
     number: int
     """Members that wait, not only those of the sample."""
@@ -307,7 +307,7 @@ class _WaitingLine(NamedTuple):
         return queued * self.number / max(1, len(self.members))
 
 
-def _line_of(counters: Counters[M]) -> _WaitingLine:
+def _line_of(counters: CounterHeap[M]) -> _WaitingLine:
     return _WaitingLine(counters, counters.some(SAMPLED), len(counters), counters.find_floor())
 
 

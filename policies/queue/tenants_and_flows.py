@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from itertools import takewhile
 from typing import Any, Final
 
-from policies.queue.counters import CounterMember, Counters
+from policies.queue.counters import CounterHeap, CounterMember
 from policies.request import Flow, Request
 
 CALLS_PASSED: Final = 48
@@ -102,10 +102,10 @@ class TenantMember(CounterMember):
 
     __slots__ = ("flows", "full", "going_first", "line")
 
-    def __init__(self, tenant: str, line: Counters[TenantMember], flows: Counters[FlowMember]) -> None:
+    def __init__(self, tenant: str, line: CounterHeap[TenantMember], flows: CounterHeap[FlowMember]) -> None:
         super().__init__((tenant,))
         self.line = line
-        """Counters of its class, interactive or batch."""
+        """Heap of its class, interactive or batch."""
         self.flows = flows
         self.going_first = 0
         """Waiting requests that let the tenant go before others, within the window."""

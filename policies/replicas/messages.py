@@ -34,7 +34,7 @@ class Standing(NamedTuple):
     flow: str
     """Name of the flow's counter."""
     served: float
-    """Rank of the tenant: its counter, less the window if a call inside an interaction goes first (`Counters.rank`)."""
+    """Rank of the tenant: its counter, less the window if a call inside an interaction goes first (`rank`)."""
     flow_served: float
     """Rank of the flow inside its tenant."""
     waited_s: float

@@ -15,7 +15,7 @@ from math import inf
 from typing import Final, TypeVar
 
 from policies.queue.backlog import TRIED, Backlog
-from policies.queue.counters import CounterMember, Counters
+from policies.queue.counters import CounterHeap, CounterMember
 from policies.queue.tenants_and_flows import FlowMember, TenantMember
 from policies.replicas.messages import REPORTED_MAX, Charge, Departure, Standing, line_name
 from policies.replicas.schedule import ALONE_S, IDLE_S, INTERVAL_S
@@ -241,7 +241,7 @@ class SharedCounters:
         return lefts
 
 
-def _left(among: str, counters: Counters[M], now_s: float, *, again: bool) -> Departure | None:
+def _left(among: str, counters: CounterHeap[M], now_s: float, *, again: bool) -> Departure | None:
     """Return the member that left last here; None if it is reported already. `again`: report it once more."""
     last = counters.last_left
     times, left_s = counters.reported or (0, 0.0)
@@ -253,7 +253,7 @@ def _left(among: str, counters: Counters[M], now_s: float, *, again: bool) -> De
     return Departure(among, _name(last), last.counter, left_s)
 
 
-def _confirmed(counters: Counters[M], member: M) -> None:
+def _confirmed(counters: CounterHeap[M], member: M) -> None:
     """Mark a member's lift as counted at all gateways, unless the member has begun to wait anew since the report."""
     if not member.is_sole:
         counters.unconfirmed.pop(member.name, None)

@@ -93,7 +93,7 @@ class SharedCounts:
         The unreported count is negative while a confirmed reservation is left.
         """
         counts = self.counts
-        own = sum([each[place] for each in (counts.pending or {}).get(member, {}).values()])
+        own = sum([each[place] for each in counts.unreported(member).values()])
         confirmed = own + self._unconfirmed.get(member, NOTHING)[place]
         return confirmed, counts.sums(member)[place] - own, counts.answered(member) >= counts.bucket
 

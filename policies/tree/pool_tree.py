@@ -95,7 +95,7 @@ class PoolTree:
 
     def part(self, request: Request) -> float:
         """Return the part of the pool's contexts that the request's tenant is entitled to, as if it had some."""
-        return self._node_of(request).contexts.share_at(request.weight)
+        return self._node_of(request).contexts.share_at(request.configured_weight)
 
     def context_tokens_per_part(self, leaf: str) -> float:
         """Return the tokens of the contexts of a tenant node, divided by the part that its tenant is entitled to."""

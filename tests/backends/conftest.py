@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import pytest
 import uvloop
 
-from backends.client.upstream import UpstreamPool
+from backends.client.upstream import UpstreamConnections
 from tests.backends.raw_server import Open
 
 
@@ -18,10 +18,10 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 
 @pytest.fixture
 async def open_pool() -> AsyncIterator[Open]:
-    pools: list[UpstreamPool] = []
+    pools: list[UpstreamConnections] = []
 
-    def make(url: str, **settings: float) -> UpstreamPool:
-        pool = UpstreamPool("b1", url, **settings)  # type: ignore[arg-type]
+    def make(url: str, **settings: float) -> UpstreamConnections:
+        pool = UpstreamConnections("b1", url, **settings)  # type: ignore[arg-type]
         pools.append(pool)
         return pool
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from backends.client.upstream import UpstreamPool
+from backends.client.upstream import UpstreamConnections
 from backends.upstream_errors import UpstreamError
 from tests.gateway.capture import Listener
 from tests.gateway.capture import Peer as Connected
@@ -112,10 +112,12 @@ async def hang(peer: Peer) -> None:
     await peer.gone()
 
 
-Open = Callable[..., UpstreamPool]
+Open = Callable[..., UpstreamConnections]
 
 
-async def ask(pool: UpstreamPool, head: bytes = REQUEST, body: bytes = BODY) -> tuple[Recorder, UpstreamError | None]:
+async def ask(
+    pool: UpstreamConnections, head: bytes = REQUEST, body: bytes = BODY
+) -> tuple[Recorder, UpstreamError | None]:
     recorder = Recorder()
     pool.send(head, body, recorder)
     return recorder, await recorder.end()

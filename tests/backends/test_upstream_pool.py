@@ -11,7 +11,7 @@ import pytest
 
 from backends.client import upstream
 from backends.client.call import UpstreamCall
-from backends.client.upstream import UpstreamPool
+from backends.client.upstream import UpstreamConnections
 from backends.upstream_errors import ConnectFailed, ConnectionLost, ReadTimeout, UpstreamError
 from tests.backends.corpus import CHUNKED, TRUNCATED
 from tests.backends.raw_server import (
@@ -226,7 +226,7 @@ async def test_cancel_closes_at_once_and_nothing_is_called_afterwards(open_pool:
         assert "0 busy, 0 idle" in repr(pool)
 
 
-async def ask_nothing(pool: UpstreamPool) -> None:
+async def ask_nothing(pool: UpstreamConnections) -> None:
     """Let the loop turn until the pool has noticed that its connections are gone."""
     await until(lambda: " 0 busy" in repr(pool) and " 0 connecting" in repr(pool))
 
@@ -337,7 +337,7 @@ async def test_a_large_request_arrives_whole(open_pool: Open) -> None:
 
 async def test_closing_the_pool_fails_what_is_in_flight_and_leaves_nothing() -> None:
     async with RawServer(say(then=hang)) as server:
-        pool = UpstreamPool("b1", server.url)
+        pool = UpstreamConnections("b1", server.url)
         waiting, connecting = Recorder(), Recorder()
         pool.send(REQUEST, BODY, waiting)
         await until(lambda: server.connections)
@@ -372,7 +372,7 @@ async def test_small_writes_are_not_delayed(open_pool: Open) -> None:
     ],
 )
 def test_the_host_header_names_the_port_unless_it_is_the_usual_one(url: str, host: bytes) -> None:
-    assert UpstreamPool("b1", url).host_header == host
+    assert UpstreamConnections("b1", url).host_header == host
 
 
 async def test_a_request_that_follows_an_answer_s_end_leaves_at_once(open_pool: Open) -> None:

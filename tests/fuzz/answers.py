@@ -9,7 +9,7 @@ from backends.answers.answer_usage import made_bytes, read_answer, usage_finder,
 from backends.answers.body import Usage
 from backends.answers.sse import Dialect, StreamMeter
 from backends.client.call import UpstreamCall
-from backends.client.upstream import UpstreamPool, _Connection
+from backends.client.upstream import UpstreamConnections, _Connection
 from backends.engines.vllm import VllmAdapter
 from backends.health import read_models
 from backends.step_feed import _Clock, _FeedFault, _StepStream
@@ -99,7 +99,7 @@ def read_head(data: bytes) -> None:
 
 
 async def _answered(data: bytes) -> None:
-    pool = UpstreamPool("b", "http://127.0.0.1:1")
+    pool = UpstreamConnections("b", "http://127.0.0.1:1")
     receiver = _Receiver()
     call = UpstreamCall(b"GET / HTTP/1.1\r\n\r\n", b"", receiver)
     connection = _Connection(pool, call)

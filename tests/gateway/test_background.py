@@ -97,7 +97,8 @@ async def test_a_bad_row_of_usage_keeps_no_other_from_being_counted(start: Start
 BREAKS = {
     "batches": "gateway.proxy.batches.batch_tables.claim", "files": "gateway.proxy.batches.batch_tables.forget",
     "addresses": "gateway.pool.engine_addresses.Addresses._look_up",
-    "certificates": "gateway.http.tls.certificates.Certificates._look", "engines": "gateway.pool.pools.Pools.prepare",
+    "certificates": "gateway.http.tls.certificates.Certificates._file_versions",
+    "engines": "gateway.pool.pools.Pools.prepare",
     "exchange": "gateway.pool.replication.ticker.SyncRounds._exchange",
     "fleet": "gateway.storage.redis.redis_store.RedisStore.subscribe", "health": "gateway.pool.backend.Backend.check",
     "keys": "gateway.keys.in_redis.RedisKeys.change_mark",

@@ -24,7 +24,7 @@ from simulation.replay import OTHERS, ReplayResult, TenantResult, replay_under
 from simulation.report import ReplayReport, as_json, as_text
 from simulation.statistics import quantiles
 from simulation.traces.reader import Trace
-from simulation.verdict import compared, named, verdict
+from simulation.verdict import named, runs_to_compare, verdict
 from tests.commands import FAIRGATE
 from tests.kit.access_logs import write
 from tests.postgres_server import PostgresServer, program
@@ -278,7 +278,7 @@ def test_tenants_of_few_requests_are_named_by_their_median_and_sums_of_many_are_
 def test_engines_are_compared_under_the_last_policy() -> None:
     runs = [seen_of(policy, of_tenant("a", 8.0 / engines / (1 + (policy == "vtc"))), backends=engines)
             for engines in (2, 3, 4) for policy in ("fcfs", "vtc")]  # fmt: skip
-    one, other = compared(runs)
+    one, other = runs_to_compare(runs)
     assert (one.policy, one.backends, other.policy, other.backends) == ("vtc", 2, "vtc", 4)
     assert verdict(runs) == (
         "`a` gains most: with 2 engines under `vtc`, one request in twenty waited 2.00 s or longer for its first "

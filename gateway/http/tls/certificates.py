@@ -22,7 +22,7 @@ class Certificates:
         """Read the files by `make`, which raises ValueError with the file and its fault if they are unusable."""
         self._make = make
         self._files = files
-        self._taken = self._latest = self._look()
+        self._taken = self._latest = self._file_versions()
         self._fault: str | None = None
         self.context = make()
 
@@ -43,7 +43,7 @@ class Certificates:
         """Wait a moment and read changed files once they rest: certificate and key are seldom written at once. Raise
         `OperationalError` for as long as the files are unusable."""
         await asyncio.sleep(LOOK_S)
-        before, self._latest = self._latest, await asyncio.to_thread(self._look)
+        before, self._latest = self._latest, await asyncio.to_thread(self._file_versions)
         if self._latest == before and (before != self._taken or self._fault is not None):
             await asyncio.to_thread(self._read)
         if self._fault is not None:
@@ -52,7 +52,7 @@ class Certificates:
             )
 
     def _read(self) -> None:
-        self._taken = self._look()  # first, so that a change during the read is noticed later
+        self._taken = self._file_versions()  # first, so that a change during the read is noticed later
         try:
             self.context = self._make()
         except ValueError as error:
@@ -61,7 +61,7 @@ class Certificates:
             self._fault = None
             _log.info("TLS: new connections use the certificate that is now in %s", ", ".join(self._files))
 
-    def _look(self) -> list[tuple[int, int, int]]:
+    def _file_versions(self) -> list[tuple[int, int, int]]:
         return [_file_version(file) for file in self._files]
 
 

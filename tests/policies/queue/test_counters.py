@@ -1,4 +1,4 @@
-"""A `Counters` gives the least counter first, however counters rise and fall, and stays small."""
+"""A `CounterHeap` gives the least counter first, however counters rise and fall, and stays small."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from policies.queue.counters import CounterMember, Counters
+from policies.queue.counters import CounterHeap, CounterMember
 
 NAMES = [(letter,) for letter in "abcdef"]
 
@@ -44,7 +44,7 @@ class Lined:
     """A line and all its members by name, and changes to them as the callers of a line make them."""
 
     def __init__(self, window: float = 0.0) -> None:
-        self.line: Counters[CounterMember] = Counters(window=window)
+        self.line: CounterHeap[CounterMember] = CounterHeap(window=window)
         self.members: dict[tuple[str, ...], CounterMember] = {}
         self.charges = Counter[tuple[str, ...]]()
 
@@ -188,7 +188,7 @@ def test_who_waits_or_runs_is_kept_and_all_others_can_be_forgotten(
 
 
 def test_entries_of_refunds_do_not_pile_up() -> None:
-    line: Counters[CounterMember] = Counters()
+    line: CounterHeap[CounterMember] = CounterHeap()
     members = [CounterMember(name) for name in NAMES]
     for member in members:
         for _ in range(3):
@@ -226,7 +226,7 @@ def test_the_next_member_is_ahead_of_nobody() -> None:
 
 
 def test_the_floor_is_the_least_that_waits_here_or_elsewhere() -> None:
-    line: Counters[CounterMember] = Counters()
+    line: CounterHeap[CounterMember] = CounterHeap()
     waiting = CounterMember(("waiting",))
     line.queued(waiting)
     line.charged(waiting, 20.0)

@@ -63,6 +63,17 @@ def test_without_the_others_each_has_an_equal_part_of_what_is_left(gateways: int
     assert max(parts) <= 1.05 * min(parts)
 
 
+def test_in_a_long_outage_only_what_is_in_the_window_counts() -> None:
+    shared = told(2)[0]
+    shared.cut_off(refuses=False)
+    for minute in range(0, 40, 2):
+        for _ in range(LIMIT // 4):
+            assert not shared.quotas.find_rejection(make_request(), 60.0 * minute), f"refused in minute {minute}"
+            shared.quotas.admitted(make_request(), 60.0 * minute)
+    [buckets] = shared.quotas.minute.pending.values()
+    assert len(buckets) <= shared.quotas.minute.window.kept
+
+
 def test_a_worker_that_is_the_first_to_report_counts_on_the_others() -> None:
     shared = SharedQuotas(Quotas(Quota(requests_per_minute=LIMIT)), epoch_s=0.0, workers=4)
     shared.receive([], 1, [])

@@ -36,6 +36,9 @@ def test_contexts_take_no_part_of_the_service() -> None:
     assert tree.share("b", 1.0) == pytest.approx(0.4), "all of what its group has"
     assert tree.part(make_request("b")) == pytest.approx(0.2), "half of what its group has of the cache"
     assert tree.part(make_request("c")) == pytest.approx(0.6)
+    in_tree = make_request("b")
+    in_tree.weight = tree.weight("b", 1.0)
+    assert tree.part(in_tree) == pytest.approx(0.2), "the weight in the tree holds for the order alone"
     tree.hold("a", -1000)
     assert tree.part(make_request("b")) == pytest.approx(0.4)
 
