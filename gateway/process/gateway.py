@@ -187,7 +187,7 @@ class Gateway:
         await self._open_store()
         await self._open_pools()
         pipeline = self._pipeline = self._new_pipeline()
-        await self._open_services(pipeline)
+        self._open_services(pipeline)
         await self._listen(pipeline)
         await self._open_admin()
 
@@ -272,13 +272,12 @@ class Gateway:
             json_bytes_max=config.json_bytes_max,
         )  # fmt: skip
 
-    async def _open_services(self, pipeline: Pipeline) -> None:
+    def _open_services(self, pipeline: Pipeline) -> None:
         """Open what answers requests without an engine: batches, and what tenants see of themselves."""
         if self.config.usage is not None:
             self._lane = BatchLane(self.config.usage, self.config, pipeline, self._follower, self._background)
             self.metrics.registry.register(self._lane)
-        self._self_service = SelfService(self, pipeline, self._worker_slot)
-        await self._self_service.open()
+        self._self_service = SelfService(self, pipeline)
 
     async def _listen(self, pipeline: Pipeline) -> None:
         config = self.config

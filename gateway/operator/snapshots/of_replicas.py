@@ -57,7 +57,7 @@ class Replicas:
     """A `SnapshotSource` that asks all replicas."""
 
     def __init__(self, gateway: GatewayProcess, store: Store, background: Background, worker: str) -> None:
-        """Begin without answers. `worker`: suffix for this worker in names; "" if the gateway has one process."""
+        """Begin without answers. `worker`: name among those of its machine; "" if the gateway has one process."""
         self._worker = worker
         self._background = background
         self._gateway = gateway
@@ -108,8 +108,9 @@ class Replicas:
 
     @property
     def _name(self) -> str:
-        """Host, port and worker of this process, for people."""
-        return f"{socket.gethostname()}:{self._gateway.port}{self._worker}"
+        """Host, port and worker of this process, for people. Where all are workers of one machine, the worker alone."""
+        host = "" if self.config.state.redis_url is None else f"{socket.gethostname()}:{self._gateway.port}"
+        return f"{host} {self._worker}".strip()
 
     async def _publish(self, message: _ReplicaMessage) -> int:
         """Send a message, and return the number of listeners, this gateway included; 0 if the store cannot be asked."""
