@@ -87,6 +87,8 @@ class PoolGauges:
                 rows["fairgate_expected_waits_total"].append(([name, outcome], count))
             for backend in pool.backends.values():
                 rows["fairgate_backend_info"].append(([name, backend.name, backend.adapter.name], 1))
+                counts = [([name, backend.name, kind], tokens) for kind, tokens in backend.prompt_tokens.items()]
+                rows["fairgate_backend_prompt_tokens_total"] += counts
             for engine_name, ledger in engine.backends.items():
                 for metric, known in _engine_values(ledger, pool.backends.get(engine_name)).items():
                     if known is not None:

@@ -96,7 +96,7 @@ class Gateway:
         self.shared = Shared.of(config)
         self._background = Background()
         self.metrics.registry.register(self._background)
-        self._pools = Pools(self._settled, self.metrics.forget_backend, resolver, self._background)
+        self._pools = Pools(self._settled, resolver, self._background)
         self.metrics.registry.register(self._pools.addresses)
         self._changing = asyncio.Lock()
         """Held during a change of the pools."""

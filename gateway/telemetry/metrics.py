@@ -61,17 +61,6 @@ class _TenantTotals:
     first_tokens: _Distribution | None = None
 
 
-@dataclass(slots=True)
-class _Prompts:
-    """Prompt tokens of one (pool, backend), and how many of them were cached and expected to be."""
-
-    input: int = 0
-    cached: int = 0
-    expected: int = 0
-    wrong: int = 0
-    """Sum of the absolute errors of `expected`."""
-
-
 class _Distribution:
     """A histogram of times."""
 
@@ -108,8 +97,6 @@ class Metrics:
             name: {} for name in (_QUEUE, _REQUEST, _FIRST_TOKEN, _HELD_BACK)
         }
         """Distributions by metric and labels."""
-        self._prompts: dict[tuple[str, str], _Prompts] = {}
-        """Prompts by (pool, backend)."""
         self._reasons: dict[tuple[str, str, str, str], int] = {}
         """Requests by (pool, tenant, outcome, reason)."""
         self._reasons_of_keys: dict[tuple[str, str, str, str], int] = {}
@@ -133,8 +120,6 @@ class Metrics:
         tenant_totals.input += service.prompt
         tenant_totals.output += service.output
         tenant_totals.cached += service.cached or 0
-        if service.cached is not None:
-            self._prompt_ended(record, service.cached)
         if record.reason:
             self.refused(record)
             if record.request is not None:
@@ -147,17 +132,6 @@ class Metrics:
                 of = (pool, self._in_histograms_as(pool, tenant_totals.tenant), tenant_totals.model)
                 tenant_totals.first_tokens = self._distribution(_FIRST_TOKEN, of)
             tenant_totals.first_tokens.observe(first_token_s)
-
-    def _prompt_ended(self, record: RequestRecord, cached: int) -> None:
-        """Count the prompt of an answer in which the engine reports its cached tokens."""
-        prompts = self._prompts.get((record.pool, record.backend))
-        if prompts is None:
-            prompts = self._prompts[(record.pool, record.backend)] = _Prompts()
-        expected = 0 if record.request is None else record.request.progress.cached_tokens
-        prompts.input += record.service.prompt
-        prompts.cached += cached
-        prompts.expected += expected
-        prompts.wrong += abs(expected - cached)
 
     def refused(self, record: RequestRecord) -> None:
         """Count the reason of a request that did not complete. Nothing else is counted if no pool was found for it."""
@@ -202,12 +176,6 @@ class Metrics:
         yield family("fairgate_tokens_total", tokens)
         yield family("fairgate_requests_total", requests)
         yield family("fairgate_wasted_tokens_total", [([tenant], count) for tenant, count in wasted.items()])
-        prompts: list[Row] = [
-            ((*engine, kind), getattr(sums, kind))
-            for engine, sums in list(self._prompts.items())
-            for kind in ("input", "cached", "expected", "wrong")
-        ]
-        yield family("fairgate_backend_prompt_tokens_total", prompts)
         yield family("fairgate_not_completed_total", list(self._reasons.items()))
         yield family("fairgate_key_not_completed_total", list(self._reasons_of_keys.items()))
         for name, by in self._distributions.items():
@@ -215,10 +183,6 @@ class Metrics:
         yield family("fairgate_build_info", [([__version__, BUILD], 1)])
         if self.access_log is not None:
             yield single("fairgate_access_log_lines_lost_total", self.access_log.lines_lost)
-
-    def forget_backend(self, pool: str, backend: str) -> None:
-        """Forget the counts of a backend that is gone."""
-        self._prompts.pop((pool, backend), None)
 
     def labelled(self) -> set[tuple[str, str]]:
         """Return each (pool, tenant) with a label, for which other metrics show a zero, too."""
