@@ -188,7 +188,7 @@ def healthcheck(path: Path | None, admin: str | None) -> None:
     import json
 
     try:
-        click.echo(json.dumps(admin_of(path, admin).get("/ready")))
+        click.echo(json.dumps(admin_of(path, admin).ask("/ready")))
     except NotAnswered as error:
         raise Failed(error.message, 1) from None  # Docker knows no other number.
 
