@@ -71,11 +71,7 @@ def _parse_workers(context: click.Context, option: click.Parameter, text: str | 
     type=click.Choice(["debug", "info", "warning", "error"]),
     help="Lowest level of messages on standard error.  [default: the file's, or info]",
 )
-def serve(
-    config_path: Path | None,
-    backends: tuple[str, ...],
-    **options: Any,
-) -> None:
+def serve(config_path: Path | None, backends: tuple[str, ...], **options: Any) -> None:
     """Run the gateway. An option overrides the file.
 
     \b

@@ -61,10 +61,7 @@ class Pools:
     """
 
     def __init__(
-        self,
-        settled: Callable[[RequestRecord, str], None],
-        resolver: Resolver,
-        background: Background,
+        self, settled: Callable[[RequestRecord, str], None], resolver: Resolver, background: Background
     ) -> None:
         """Create an empty table.
 

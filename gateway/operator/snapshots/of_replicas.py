@@ -97,10 +97,7 @@ class Replicas:
             except TimeoutError:
                 pass
             own = snapshot_of(self._gateway)
-            answers = {
-                self._name: (own, recent.latest_after(known[self._name]), recent.count),
-                **self._answers,
-            }
+            answers = {self._name: (own, recent.latest_after(known[self._name]), recent.count), **self._answers}
             silent = [name for name in self._names if name not in answers and others > 0]
             self._silent = self._silent.union(silent) if len(self._answers) < others else set()
             self._names = list(answers)

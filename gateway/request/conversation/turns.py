@@ -18,11 +18,7 @@ import msgspec
 from msgspec import Raw
 from xxhash import xxh3_64_hexdigest
 
-from gateway.request.conversation.turn_keys import (
-    FIRST_TURNS,
-    LAST_TURNS,
-    keys_of_turns,
-)
+from gateway.request.conversation.turn_keys import FIRST_TURNS, LAST_TURNS, keys_of_turns
 from gateway.request.fields import TooManyItemsError, Turn, TurnKeys, decode_one_text, decode_turns
 
 QUOTE: Final = ord('"')
