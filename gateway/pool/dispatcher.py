@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from policies.admission.decisions import Decision, Dispatch, Failure, Preempt, Reject
 from policies.admission.engine import AdmissionEngine
@@ -46,7 +46,7 @@ class Dispatcher:
         self.clock = clock
         self.listeners: list[Callable[[], None]] = []
         """Called after each event of the engine, which may urgently need to ask other gateways."""
-        self.on_stranded: Callable[[Sequence[AdmissionClient]], None] | None = None
+        self.on_stranded: Callable[[Sequence[Any]], None] | None = None
         """Called repeatedly with requests that wait although no engine is in service for them. These requests wait
         until moved."""
         self._exchanges: dict[str, AdmissionClient] = {}
@@ -115,7 +115,7 @@ class Dispatcher:
             self._timer.cancel()
             self._timer = None
 
-    def exchanges(self) -> list[AdmissionClient]:
+    def exchanges(self) -> list[Any]:
         """Exchanges under way, queued or dispatched."""
         return list(self._exchanges.values())
 

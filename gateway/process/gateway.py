@@ -42,7 +42,6 @@ from gateway.pool.shared import Shared
 from gateway.process.listener_limits import server_limits
 from gateway.process.sharing import replicate, store_of
 from gateway.proxy.batches.batch_lane import BatchLane
-from gateway.proxy.exchange import Exchange
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
 from gateway.request.bypass_limiter import BypassLimiter
@@ -102,7 +101,8 @@ class Gateway:
         """Held during a change of the pools."""
         self.port = 0
         self.admin_port = 0
-        self._access_log = self.metrics.access_log = AccessLog(config.access_log)
+        self._access_log = AccessLog(config.access_log)
+        self.metrics.registry.register(self._access_log)
         self._subscribers: list[Callable[[RequestRecord], None]] = [
             self.metrics.settled, self.recent.ended, self._access_log.write,
         ]  # fmt: skip
@@ -418,8 +418,7 @@ class Gateway:
         message = "this gateway is shutting down and could not wait any longer for the answer"
         for pool in self._pools.with_leaving():
             for exchange in pool.dispatcher.exchanges():
-                if isinstance(exchange, Exchange):
-                    exchange.stop(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
+                exchange.stop(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
 
     async def _close(self) -> None:
         """Close everything, what others use last."""

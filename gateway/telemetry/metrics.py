@@ -12,18 +12,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 
 from gateway import BUILD, __version__
-from gateway.telemetry.metric_families import Row, family, single
+from gateway.telemetry.metric_families import Row, family
 from gateway.telemetry.record import Outcome, RequestRecord
-
-if TYPE_CHECKING:
-    from gateway.telemetry.access_log import AccessLog
 
 TENANTS_MAX: Final = 1000
 TENANTS_IN_HISTOGRAMS_MAX: Final = 100
@@ -87,7 +84,6 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        self.access_log: AccessLog | None = None
         self._by_tenant: dict[tuple[str, str, str], _TenantTotals] = {}
         """Sums by (pool, tenant, model)."""
         self._models: set[tuple[str, ...]] = set()
@@ -181,8 +177,6 @@ class Metrics:
         for name, by in self._distributions.items():
             yield family(name, [one.row(labels) for labels, one in list(by.items())])
         yield family("fairgate_build_info", [([__version__, BUILD], 1)])
-        if self.access_log is not None:
-            yield single("fairgate_access_log_lines_lost_total", self.access_log.lines_lost)
 
     def labelled(self) -> set[tuple[str, str]]:
         """Return each (pool, tenant) with a label, for which other metrics show a zero, too."""
