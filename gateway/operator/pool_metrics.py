@@ -64,7 +64,7 @@ class PoolGauges:
         self._read_pools(rows, gateway.pools)
         rows["fairgate_quota_used_ratio"] = [] if quotas is None else self._read_quotas(quotas)
         for each in gateway.sync_rounds:
-            rows["fairgate_replica_alone"].append(([each.about], each.is_alone))
+            rows["fairgate_replica_alone"].append(([each.about], each.schedule.is_alone))
         self._rows = rows
         if gateway.config is not self._config:
             self._read_groups(gateway.config)

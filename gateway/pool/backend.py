@@ -98,9 +98,11 @@ class Backend:
 
     def count_prompt(self, prompt_tokens: int, cached: int, expected: int) -> None:
         """Count the prompt of an answer in which the engine reports its cached tokens."""
-        counts = {"input": prompt_tokens, "cached": cached, "expected": expected, "wrong": abs(expected - cached)}
-        for kind, tokens in counts.items():
-            self.prompt_tokens[kind] += tokens
+        counts = self.prompt_tokens
+        counts["input"] += prompt_tokens
+        counts["cached"] += cached
+        counts["expected"] += expected
+        counts["wrong"] += abs(expected - cached)
 
     @property
     def again_s(self) -> float:

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from policies.admission.decisions import Decision, Dispatch, Failure, Preempt, Reject
 from policies.admission.engine import AdmissionEngine
-from policies.admission.takeover import has_place, move, stranded
+from policies.admission.takeover import move, stranded
 from policies.capacity.gauges import EngineFacts, Gauges
 from policies.request import Request, ServiceTokens, State
 
@@ -90,10 +90,6 @@ class Dispatcher:
 
     def backend_changed(self, name: str, change: Gauges | EngineFacts | bool) -> None:
         self.carry_out(self.engine.backend_changed(name, change, self.clock()))
-
-    def has_place(self, request: Request) -> bool:
-        """Return whether the queue has room for the request."""
-        return has_place(self.engine, request)
 
     def take_in(self, exchange: AdmissionClient, request: Request, source: Dispatcher) -> None:
         """Take a request that waits at `source` into this queue. `decide` must follow."""

@@ -16,6 +16,7 @@ from gateway.proxy.admission_request import admission_request
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.refusals import refusal_error
 from policies.admission.decisions import Reject
+from policies.admission.takeover import has_place
 from policies.request import Refusal
 
 logger = logging.getLogger("fairgate")
@@ -44,7 +45,7 @@ def _move(waiting: Sequence[Exchange], pool: Pool, other: Pool, model: str) -> N
     """
     moved = body_bytes = 0
     for exchange in waiting:
-        if body_bytes >= MOVED_BYTES_MAX or not other.dispatcher.has_place(exchange.request):
+        if body_bytes >= MOVED_BYTES_MAX or not has_place(other.dispatcher.engine, exchange.request):
             break
         if not other.takes(exchange.request):  # an engine of `other` went away with this request before
             why = Reject(exchange.request.id, Refusal.BACKEND_FAILED, 1.0)

@@ -15,7 +15,6 @@ from itertools import accumulate
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 
 from gateway import BUILD, __version__
@@ -181,10 +180,6 @@ class Metrics:
     def labelled(self) -> set[tuple[str, str]]:
         """Return each (pool, tenant) with a label, for which other metrics show a zero, too."""
         return {(pool, tenant) for pool, tenant, _ in list(self._by_tenant)}
-
-    def render(self) -> bytes:
-        """Return the metrics page. Call it in a thread: it takes tens of milliseconds with many tenants."""
-        return generate_latest(self.registry)
 
 
 def _count(counts: dict[tuple[str, str, str, str], int], labels: tuple[str, str, str, str], others: Any) -> None:

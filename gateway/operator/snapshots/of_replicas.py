@@ -30,7 +30,6 @@ from gateway.telemetry.recent_requests import ENDS_MAX
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
-    from gateway.telemetry.recent_requests import RecentRequests
 
 ANSWER_S: Final = 1.0
 ENDS_TOGETHER: Final = 4 * ENDS_MAX
@@ -63,6 +62,7 @@ class Replicas:
         self._gateway = gateway
         self._store = store
         self._gathered = SnapshotMerger(ENDS_TOGETHER)
+        self.recent = self._gathered.recent
         self._names: list[str] = []
         """Names of the replicas that answered the last question."""
         self._silent: set[str] = set()
@@ -74,10 +74,6 @@ class Replicas:
     @property
     def config(self) -> Config:
         return self._gateway.config
-
-    @property
-    def recent(self) -> RecentRequests:
-        return self._gathered.recent
 
     async def listen(self) -> None:
         """Receive questions and answers of other replicas until the connection to the store is lost."""
