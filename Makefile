@@ -71,7 +71,7 @@ test-vllm: $(INSTALLED)  ## installs a pinned CPU build of vLLM (3.5 GB) and run
 test-deploy: $(INSTALLED)  ## as root on Debian: what the Dockerfile builds, run by systemd's unit
 	FAIRGATE_TEST_DEPLOY=1 $(BIN)/pytest -q -s -m deploy tests/deploy
 
-bench-gpu: compiled  ## waits, shares and bursts before a vLLM of yours: make bench-gpu URL=http://localhost:8000
+bench-gpu: compiled  ## waits, shares, bursts and agents before a vLLM of yours: make bench-gpu URL=http://localhost:8000
 	$(WITH_COMPILED) $(BIN)/python -m bench.gpu $(URL)
 
 compiled: $(COMPILED)/.built  ## the gateway as machine code, in build/compiled; needs a C compiler, takes some minutes

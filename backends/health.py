@@ -51,7 +51,7 @@ class HealthState:
         self._count_failure(f"connect: {problem}")
 
     def mark_unhealthy(self, reason: str) -> None:
-        """Mark a backend unhealthy whose answers are bad although its probes are good."""
+        """Mark the backend unhealthy because its answers are bad, although its probes are good."""
         if self.healthy:
             self._successes = 0
             self._set_health(False, reason)

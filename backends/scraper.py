@@ -20,7 +20,7 @@ CHECK_INTERVAL_S = 0.8
 
 @dataclass(eq=False)
 class Scraper:
-    """A scraper of one engine. Each `turn` scrapes once, then waits `interval_s`, or longer while steps are received.
+    """A scraper of one engine. `run_once` scrapes once, then waits `interval_s`, or longer while steps are received.
 
     The cheapest path is tried first. A path without a known gauge is left for the next one until a scrape fails, since
     another engine may have taken the place.
@@ -35,7 +35,7 @@ class Scraper:
     standstill: StandstillDetector = field(default_factory=lambda: StandstillDetector(inf), kw_only=True)
     _path: int = field(default=0, init=False)
 
-    async def turn(self) -> None:
+    async def run_once(self) -> None:
         """Scrape once and wait until the next scrape is due."""
         await self._scrape()
         await self._pause()

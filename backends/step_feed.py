@@ -44,7 +44,7 @@ COUNT_MAX: Final = 1 << 40
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
-class _Message(msgspec.Struct):
+class _FeedMessage(msgspec.Struct):
     """A message of the feed: the state of each rank, by the engine's own clock."""
 
     v: int
@@ -55,7 +55,7 @@ class _Message(msgspec.Struct):
     ranks: Annotated[list[RankState], msgspec.Meta(min_length=1, max_length=256)]
 
 
-_decoder: Final = msgspec.json.Decoder(_Message)
+_decoder: Final = msgspec.json.Decoder(_FeedMessage)
 
 
 class _FeedFault(Exception):
@@ -92,8 +92,8 @@ class _Clock:
 
 @dataclass(eq=False)
 class StepFeed:
-    """A receiver of one engine's steps, one `turn` after another. While `silent` is set no steps come, and the engine's
-    metrics are read at the usual rate.
+    """A receiver of one engine's steps, one `run_once` after another. While `silent` is set no steps come, and the
+    engine's metrics are read at the usual rate.
 
     `on_turn(is_received, why)` is called at each change, and once for each reason why an engine has no feed.
     """
@@ -111,7 +111,7 @@ class StepFeed:
     def __post_init__(self) -> None:
         self.silent.set()
 
-    async def turn(self) -> None:
+    async def run_once(self) -> None:
         """Receive until the feed is lost; then wait until the next try."""
         clock = asyncio.get_running_loop().time
         began_s = clock()
@@ -170,7 +170,7 @@ class _StepStream:
     def __init__(self, clock: _Clock) -> None:
         self._clock = clock
         self._rest = b""
-        self._last: _Message | None = None
+        self._last: _FeedMessage | None = None
 
     def feed(self, data: bytes, now: float) -> Gauges | None:
         """Return the newest message as gauges, or None without a newer one. Raise _FeedFault."""
@@ -202,7 +202,7 @@ class _StepStream:
         return _snapshot(message, made_s)
 
 
-def _snapshot(message: _Message, made_s: float) -> Gauges:
+def _snapshot(message: _FeedMessage, made_s: float) -> Gauges:
     """Sum the ranks, as metrics do. Only a single rank's report is that of a step."""
     ranks = message.ranks
     is_recent = message.age_s <= STEP_AGE_S

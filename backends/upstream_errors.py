@@ -1,7 +1,7 @@
 """Typed errors between the gateway and a backend.
 
 `before_first_byte` tells whether no byte of an answer had arrived. Only then may the request go to another backend, but
-not after `ReadTimedOut`.
+not after `ReadTimeout`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ConnectionLost(UpstreamError):
     """The connection ended before the answer was complete."""
 
 
-class ReadTimedOut(UpstreamError):
+class ReadTimeout(UpstreamError):
     """The backend sent nothing for longer than allowed."""
 
 

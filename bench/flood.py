@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bench import report
@@ -293,11 +293,13 @@ def small_table(result: dict[str, Any]) -> str:
     return report.table(heads, rows)
 
 
-async def run_flood(routes: list[Route], target: Engine, counts: list[int], rounds: int, window_s: float) -> None:
+async def run_flood(
+    routes: list[Route], target: Engine, heavy: Request, counts: list[int], rounds: int, window_s: float
+) -> None:
     result: dict[str, Any] = {"rounds": rounds, "window_s": window_s, "clients": {}}
     for count in counts:
         print(f"flood, N={count}", flush=True)
-        legs = await run_rounds(routes, target, HEAVY, count, LIGHT_EVERY_S, rounds, window_s)
+        legs = await run_rounds(routes, target, heavy, count, LIGHT_EVERY_S, rounds, window_s)
         result["clients"][str(count)] = {name: summary(of) for name, of in legs.items()}
     report.save("flood", result)
     print(f"\n{flood_table(result)}\n\n{cost_table(result)}\n\n{report.SHARED_CORES}\n")
@@ -330,7 +332,8 @@ async def run(options: argparse.Namespace) -> None:
             await run_small(routes, target, options.rounds, options.window)
         else:
             counts = [int(count) for count in options.clients.split(",")]
-            await run_flood(routes, target, counts, options.rounds, options.window)
+            heavy = replace(HEAVY, vary=options.vary)
+            await run_flood(routes, target, heavy, counts, options.rounds, options.window)
 
 
 def main() -> None:
@@ -341,6 +344,7 @@ def main() -> None:
     parser.add_argument("--routes", default="direct,nginx,fairgate")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--window", type=float, default=20.0, help="seconds measured per route and round")
+    parser.add_argument("--vary", type=float, default=0.0, help="part by which the lengths of heavy answers vary")
     parser.add_argument("--engine-url", help="a running vLLM; default: start the tiny one of deploy/real-vllm")
     run_bench("flood", run(parser.parse_args()))
 

@@ -1,13 +1,13 @@
 """Agents whose contexts overfill the KV cache of a real vLLM: with the working set, without it, and without a gateway.
 
     python -m bench.full_cache [--kv 65536] [--times 2] [--engines 1] [--window 45] [--rounds 1] [--legs ...]
-                              [--layers 2]
+                              [--layers 2] [--engine-url URL]
 
 Each agent makes 4 to 10 calls for one task. A call repeats what was said before and adds to it, and between two calls
 the agent is in a tool for 0.1 to 0.6 s; then it begins another task. `--times`: how many times the cache the contexts
 of all agents are together. One more client asks a short question each second. No two legs share a prompt. `--layers`:
 of the tiny model. To hold an idle context pays if the cache takes longer to compute anew than the agents' tools take;
-on a fast machine that takes more layers.
+on a fast machine that takes more layers. `--engine-url`: a vLLM of yours, whose KV tokens `--kv` states.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from typing import Any
 from bench import report
 from bench.load import VOCABULARY, Client, Reply
 from bench.sessions import Conversation, chat
-from bench.stack import PREEMPTIONS, Engine, Engines, Route, engines, fairgate, nginx_proxy, run_bench
+from bench.stack import PREEMPTIONS, Engine, Engines, Route, engine, engines, fairgate, nginx_proxy, run_bench
 
 CALLS = (4, 10)
 FIRST_WORDS, MORE_WORDS, ANSWER_TOKENS = (700, 1500), (80, 200), (16, 40)
@@ -179,7 +179,11 @@ async def run(options: argparse.Namespace) -> None:
     flags = ["--num-gpu-blocks-override", str(options.kv // BLOCK_TOKENS), "--max-num-seqs", "128"]
     flags += ["--hf-overrides", json.dumps({"num_hidden_layers": options.layers})]
     legs: list[Leg] = []
-    async with engines([flags] * options.engines) as targets:
+    async with contextlib.AsyncExitStack() as stack:
+        if options.engine_url:
+            targets = [await stack.enter_async_context(engine(options.engine_url))]
+        else:
+            targets = await stack.enter_async_context(engines([flags] * options.engines))
         for seed in range(options.rounds):
             for name in options.legs:
                 legs.append(await run_leg(name, targets, agents, options, seed))
@@ -187,7 +191,7 @@ async def run(options: argparse.Namespace) -> None:
     result: dict[str, Any] = {
         "kv_tokens": options.kv,
         "agents": agents,
-        "layers": options.layers,
+        "layers": None if options.engine_url else options.layers,
         "legs": [asdict(leg) for leg in legs],
     }
     report.save("full_cache", result)
@@ -203,6 +207,7 @@ def main() -> None:
     parser.add_argument("--window", type=float, default=45.0, help="seconds that count")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--layers", type=int, default=2, help="of the model: more take longer to compute a prompt")
+    parser.add_argument("--engine-url", help="use this running vLLM instead of starting engines")
     parser.add_argument("--legs", type=lambda text: text.split(","), default=[DIRECT, WITHOUT, WITH])
     run_bench("full_cache", run(parser.parse_args()))
 

@@ -42,7 +42,7 @@ MODEL = os.environ.get("FAIRGATE_BENCH_MODEL", "tiny")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A client's request: lengths in words and tokens, and the sender."""
+    """A client's request: lengths in words and tokens, and the sender. An answer's length varies by this part."""
 
     words_in: int
     tokens_out: int
@@ -51,13 +51,14 @@ class Request:
     user: str = ""
     usage: bool = False
     model: str = MODEL
+    vary: float = 0.0
 
     def body(self, rng: random.Random) -> bytes:
         """The JSON body, with a prompt nobody has sent before, so that no prefix cache shortens the work."""
         fields: dict[str, object] = {
             "model": self.model,
             "messages": [{"role": "user", "content": " ".join(rng.choices(VOCABULARY, k=self.words_in))}],
-            "max_tokens": self.tokens_out,
+            "max_tokens": max(1, round(self.tokens_out * (1 + self.vary * rng.uniform(-1, 1)))),
             "ignore_eos": True,
             "stream": self.stream,
         }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.load import VOCABULARY
+from bench.load import MODEL, VOCABULARY
 from bench.stack import Route
 
 TRACE = "lmcache_agent_sessions.jsonl.gz"
@@ -65,7 +65,7 @@ def chat(
     route: Route, tenant: str, messages: list[dict[str, Any]], tokens: int, headers: str = "", usage: bool = False
 ) -> bytes:
     """The whole HTTP request."""
-    fields = {"model": "tiny", "messages": messages, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    fields = {"model": MODEL, "messages": messages, "max_tokens": tokens, "ignore_eos": True, "stream": True}
     if usage:
         fields["stream_options"] = {"include_usage": True}
     body = json.dumps(fields).encode()

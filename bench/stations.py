@@ -58,7 +58,7 @@ STATIONS: Final[dict[str, tuple[str, ...]]] = {
         "Interactions.served",
     ),
     "admit": ("Pipeline._admit", "Pipeline._submit", "Dispatcher.submit"),
-    "place": ("gateway/request/prefix_hashes.py", "policies/placements/", "Pool.prefix_of"),
+    "place": ("gateway/request/prefix_hashes.py", "policies/placements/", "Pool.hash_prefix"),
     "send": ("Exchange.dispatched", "Backend.send", "RequestContext.upstream_head"),
     "relay": (
         "_Connection.data_received", "Exchange.head_received", "Exchange.body_received", "Exchange._complete_body",

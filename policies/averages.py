@@ -12,7 +12,7 @@ STEADY: Final = QUICK / 5
 """Averages over about the last 50 values."""
 
 
-class Mean:
+class MovingAverage:
     """A moving average over about the last 50 values. The first 50 values have equal weight."""
 
     __slots__ = ("seen", "value")

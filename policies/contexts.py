@@ -1,8 +1,8 @@
 """How many tokens does a context count in the KV cache, and how much does the cache keep?
 
 A *context* is the prompt and the answer of the last call of one interaction. Its tokens are estimated from the earlier
-interactions of its app that began with a prompt of about equal size (`Kind`). Sizes also distinguish a tenant's
-questions from its agents where both share an API key and name no app:
+interactions of its app that began with a prompt of about equal size (`InteractionKind`). Sizes also distinguish a
+tenant's questions from its agents where both share an API key and name no app:
 
     - the prefix that the prompts of a kind share is in the cache once;
     - a context grows to the usual prompt of its kind, times the probability that a call returns;
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from policies.averages import QUICK, STEADY, Mean
+from policies.averages import QUICK, STEADY, MovingAverage
 from policies.recent import used
 from policies.request import Request
 
@@ -31,7 +31,7 @@ SHARE_MAX: Final = 64.0
 prompts, reduce it."""
 
 
-class Kind:
+class InteractionKind:
     """The interactions of one app that begin with prompts of about equal size, as means over their calls."""
 
     __slots__ = ("held_tokens", "prompt_tokens", "return_rate", "shared_tokens")
@@ -39,10 +39,10 @@ class Kind:
     def __init__(self) -> None:
         self.held_tokens = 0
         """Sum of the tokens that the contexts of this kind count now."""
-        self.prompt_tokens = Mean()
-        self.shared_tokens = Mean()
+        self.prompt_tokens = MovingAverage()
+        self.shared_tokens = MovingAverage()
         """Prompt tokens of a start that the cache had from other interactions."""
-        self.return_rate = Mean()
+        self.return_rate = MovingAverage()
         """Fraction of the idle contexts whose next call came in time."""
 
     def running_tokens(self, prompt_tokens: int) -> int:
@@ -59,18 +59,18 @@ class Kind:
         return max(0, prompt_tokens - round(self.shared_tokens.value))
 
 
-class Kinds:
+class InteractionKinds:
     """The kinds of interactions. Bounded by `kinds_max`: the kinds that were used least recently are forgotten."""
 
     def __init__(self, kinds_max: int) -> None:
         self._kinds_max: Final = kinds_max
-        self._kinds: OrderedDict[tuple[str, str, int], Kind] = OrderedDict()
+        self._kinds: OrderedDict[tuple[str, str, int], InteractionKind] = OrderedDict()
 
-    def of(self, call: Request) -> Kind:
+    def get_or_create(self, call: Request) -> InteractionKind:
         """Return the kind of the call's interaction, to update it. Create the kind if it is unknown."""
-        return used(self._kinds, _key(call), Kind, self._kinds_max)
+        return used(self._kinds, _key(call), InteractionKind, self._kinds_max)
 
-    def known(self, call: Request) -> Kind:
+    def get(self, call: Request) -> InteractionKind:
         """Return the kind of the call's interaction, or `NO_CALLS` if it is unknown. Changes nothing."""
         return self._kinds.get(_key(call), NO_CALLS)
 
@@ -82,7 +82,7 @@ def _key(call: Request) -> tuple[str, str, int]:
     return flow.tenant, flow.app, start_tokens.bit_length() // 2
 
 
-NO_CALLS: Final = Kind()
+NO_CALLS: Final = InteractionKind()
 
 
 class KeptShare:

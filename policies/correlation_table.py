@@ -33,7 +33,7 @@ class CorrelationTable:
     def __len__(self) -> int:
         return self._count
 
-    def of(self, flow: Flow, key: str | int) -> Sequence[Interaction]:
+    def find(self, flow: Flow, key: str | int) -> Sequence[Interaction]:
         """Return the interactions with this key, in the order in which they received the key."""
         own = self._tenants.get(flow.tenant)
         return own.get(hash((flow.app, flow.user, key)), ()) if own is not None else ()

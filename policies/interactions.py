@@ -230,7 +230,7 @@ class Interactions:
 
     def _known_by(self, flow: Flow, key: str | int) -> Sequence[Interaction]:
         """Return the interactions of this flow with this name or key."""
-        named, holders = self._named(flow, key), self._by_key.of(flow, key)
+        named, holders = self._named(flow, key), self._by_key.find(flow, key)
         return holders if named is None else (named, *holders)
 
     def _of_several(self, known: Sequence[Interaction], now: float) -> Interaction | None:
@@ -266,7 +266,7 @@ class Interactions:
         """Return the interactions that share most keys of text with the request, out of `among` unless it is empty."""
         counts: dict[Interaction, int] = {}
         for key in request.claim.keys.text:
-            for one in self._by_key.of(request.flow, key):
+            for one in self._by_key.find(request.flow, key):
                 if _is_in_time(one, now, pace_s) and (not among or one in among):
                     counts[one] = counts.get(one, 0) + 1
         most = max(counts.values(), default=0)
@@ -288,7 +288,7 @@ class Interactions:
         key = (flow.app, flow.user, claim.id or claim.extends[-1])
         own = self._open.get(flow.tenant)
         is_question = claim.begins and claim.id and not claim.explicit
-        if is_question and ((own is not None and key in own) or self._by_key.of(flow, claim.id)):
+        if is_question and ((own is not None and key in own) or self._by_key.find(flow, claim.id)):
             key = (flow.app, flow.user, claim.id[:8] + request.id[-8:])  # its id is taken by an equal question
         return self.open(flow, key, now)
 

@@ -10,7 +10,7 @@ NUMBER_MAX: Final = 1 << 53
 """Largest number that is accepted. No real count reaches it, and a float cannot count by ones beyond it."""
 
 
-class Learned(Protocol):
+class LearnedState(Protocol):
     """Learned statistics that survive a restart."""
 
     def snapshot(self) -> object:

@@ -255,7 +255,7 @@ class Progress:
     proven_refusals: int = 0
     closed: dict[str, float] | None = None
     rests: bool = False
-    came_back: Refusal | None = None
+    came_back: RejectReason | None = None
     output_tokens_expected: float = 0.0
     output_tokens_reserved: int = 0
     charged: float = 0.0
@@ -285,7 +285,7 @@ class Price(NamedTuple):
     cached: float
     output: float
 
-    def of(self, service: ServiceTokens) -> int:
+    def cost(self, service: ServiceTokens) -> int:
         """Return the cost of received service, in millionths of the currency."""
         cached = service.cached or 0
         return int((service.prompt - cached) * self.input + cached * self.cached + service.output * self.output)
@@ -302,7 +302,7 @@ class Request:
         configured_weight: weight of the request's key or, if that has none, of its tenant.
         prompt_tokens: estimate; the true number comes with the service.
         output_tokens_max: limit that the request itself sets, over all of its sequences.
-        sequences: parallel sequences (`n`); `Slots.taken_by` says how many slots they take.
+        sequences: parallel sequences (`n`); `Slots.count_for` says how many slots they take.
         body_bytes: memory that the request takes in the gateway while it waits.
         streamed: whether progress is visible before the end.
         system_tokens: prompt tokens of the app's own instructions.
@@ -384,7 +384,7 @@ class ServiceTokens:
         self.cached = cached
 
 
-class Refusal(StrEnum):
+class RejectReason(StrEnum):
     """The reason why a request is refused."""
 
     QUEUE_FULL = "queue_full"
@@ -423,10 +423,10 @@ class Limit(NamedTuple):
     """Length of the counted time window. No Retry-After is longer, because some of the limit is free after a window."""
 
 
-class Refused(NamedTuple):
+class Rejection(NamedTuple):
     """A refusal: its reason, and the seconds after which the client may try again."""
 
-    reason: Refusal
+    reason: RejectReason
     retry_after_s: float
     limit: Limit | None = None
 

@@ -32,7 +32,7 @@ class ReplayReport:
 
     @property
     def listed(self) -> list[int]:
-        """Indices of the tenants in the tables: those with most demand, and those who gain and pay most."""
+        """Return the indices of the tenants in the tables: those with most demand, and those who gain and pay most."""
         names = [one.name for one in self.results[0].tenants]
         shown = {*names[: TENANTS_LISTED + (len(names) == TENANTS_LISTED + 1)], *named(self.results)}
         return [place for place, name in enumerate(names) if name in shown]

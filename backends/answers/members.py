@@ -80,7 +80,7 @@ class MemberFinder(Nesting):
             carry, self._carry = self._carry, b""
             self._search(carry, len(carry))
         for name in list(self._values):
-            self._read(name)
+            self._decode_value(name)
         return self._found
 
     def _feed(self, data: bytes) -> None:
@@ -88,7 +88,7 @@ class MemberFinder(Nesting):
             held = self._values[name]
             self._values[name] = held + data[: VALUE_BYTES_MAX - len(held)]
             if len(held) + len(data) >= VALUE_BYTES_MAX:
-                self._read(name)
+                self._decode_value(name)
         text = self._carry + data
         begins_max = max(0, len(text) - _NAME_BYTES_MAX)
         self._carry = text[self._search(text, begins_max) :]
@@ -118,7 +118,7 @@ class MemberFinder(Nesting):
             at = begins_max
         return at
 
-    def _read(self, name: bytes) -> None:
+    def _decode_value(self, name: bytes) -> None:
         """Decode a value that is complete or known to be too long."""
         text = self._values.pop(name).decode("utf-8", "replace").lstrip(" \t\r\n")
         try:

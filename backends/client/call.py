@@ -22,7 +22,7 @@ class Receiver(Protocol):
     def failed(self, error: UpstreamError) -> None: ...
 
 
-class Carrier(Protocol):
+class CallConnection(Protocol):
     """The connection that carries a call, as the call sees the connection."""
 
     def abort(self) -> None: ...
@@ -41,7 +41,7 @@ class UpstreamCall:
         self.head = head
         self.body: bytes | memoryview = body
         self.receiver = receiver
-        self.connection: Carrier | None = None
+        self.connection: CallConnection | None = None
         self.connecting: asyncio.Task[str] | None = None
         self.limit: asyncio.Timeout | None = None
         self.is_over = False

@@ -17,7 +17,7 @@ from backends.client.call import Receiver, UpstreamCall
 from backends.client.outbox import BatchedWriter, Outbox
 from backends.client.recurring_head import AnswerHead, answer_head
 from backends.tls_contexts import client_context, what_failed
-from backends.upstream_errors import ConnectFailed, ConnectionLost, ProtocolViolation, ReadTimedOut, UpstreamError
+from backends.upstream_errors import ConnectFailed, ConnectionLost, ProtocolViolation, ReadTimeout, UpstreamError
 
 _JOIN_BYTES_MAX: Final = 16384
 _HEADER_BYTES_MAX: Final = 65536
@@ -171,7 +171,7 @@ class UpstreamPool:
             connection.abort()
         for connection in [each for each in self._busy if each.tick() >= self._silent_ticks_max]:
             why = f"sent nothing for {self._silence_s:g} s"
-            connection.fail(ReadTimedOut(self.name, why, before_first_byte=not connection.has_answered))
+            connection.fail(ReadTimeout(self.name, why, before_first_byte=not connection.has_answered))
         self._timer = None
         if self._idle or self._busy or self._connecting:
             self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)

@@ -230,8 +230,8 @@ class SimulatedServer:
         return web.Response(body=page, headers={"Content-Type": "text/plain; version=1.0.0; charset=utf-8"})
 
 
-def _steps_of(profile: EngineProfile) -> steps.Steps:
-    blocks, feed = profile.usable_blocks, steps.Steps()
+def _steps_of(profile: EngineProfile) -> steps.StepPublisher:
+    blocks, feed = profile.usable_blocks, steps.StepPublisher()
     feed.ranks[0] = steps.RankState(
         0, profile.block_size, profile.max_num_batched_tokens, profile.max_num_seqs,
         total_blocks=blocks, free_blocks=blocks, kv_tokens=blocks * profile.block_size,
@@ -240,7 +240,7 @@ def _steps_of(profile: EngineProfile) -> steps.Steps:
 
 
 def render(profile: EngineProfile, model: str, gauges: EngineGauges) -> bytes:
-    """Render what a gateway reads of vLLM's page of metrics, in the classic text format."""
+    """Render the part of vLLM's metrics page that a gateway reads, in the classic text format."""
     own = {"engine": "0", "model_name": model}
     cache = {
         "block_size": str(profile.block_size),

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
 from backends.vllm_plugin.stat_logger import STEPS
-from backends.vllm_plugin.steps import CONTENT_TYPE, PATH, Listener
+from backends.vllm_plugin.steps import CONTENT_TYPE, PATH, StepListener
 
 _HEAD: Final = {
     "type": "http.response.start",
@@ -49,7 +49,7 @@ async def _steps(request: Request) -> Any:
 class _Feed:
     """The streaming answer: a line after each step until the client or the server goes away."""
 
-    def __init__(self, listener: Listener, state: Any) -> None:
+    def __init__(self, listener: StepListener, state: Any) -> None:
         self._listener = listener
         self._state = state
 
@@ -67,7 +67,7 @@ class _Feed:
             gone.cancel()
 
 
-async def _until_gone(receive: Any, listener: Listener) -> None:
+async def _until_gone(receive: Any, listener: StepListener) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     listener.put(b"")

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from backends.vllm_plugin.steps import RankState, Steps
+from backends.vllm_plugin.steps import RankState, StepPublisher
 
-STEPS: Final = Steps()
+STEPS: Final = StepPublisher()
 """The feed of this process."""
 logger = logging.getLogger("vllm.fairgate")
 

@@ -54,7 +54,7 @@ class RankState:
         self.free_blocks = round((1.0 - kv_usage) * self.total_blocks)
 
 
-class Listener:
+class StepListener:
     """A receiver of the newest message. Older messages that were not fetched are dropped."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Listener:
         return line
 
 
-class Steps:
+class StepPublisher:
     """The feed: call `stepped` after each step; `listen` returns a listener, to be given to `leave`.
 
     Attributes:
@@ -94,29 +94,29 @@ class Steps:
         self._serial = 0
         self._stepped_s = time.monotonic()
         self._sent_s = 0.0
-        self._listeners: set[Listener] = set()
+        self._listeners: set[StepListener] = set()
         self._next: asyncio.TimerHandle | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
 
     def stepped(self) -> None:
-        """Publish the state of the ranks, soon."""
+        """Publish the state of the ranks after a step, at most once per `INTERVAL_S`."""
         self._stepped_s = now = time.monotonic()
         if self._listeners and self._next is None:
             wait_s = max(self._sent_s + INTERVAL_S - now, 0.0)
             self._next = asyncio.get_running_loop().call_later(wait_s, self._publish)
 
-    def listen(self) -> Listener | None:
+    def listen(self) -> StepListener | None:
         """Return a listener that already has the present state, or None beyond LISTENERS_MAX."""
         if len(self._listeners) >= LISTENERS_MAX:
             return None
-        listener = Listener()
+        listener = StepListener()
         self._listeners.add(listener)
         listener.put(self._line(time.monotonic()))
         if self._heartbeat is None:
             self._heartbeat = asyncio.get_running_loop().call_later(HEARTBEAT_S, self._beat)
         return listener
 
-    def leave(self, listener: Listener) -> None:
+    def leave(self, listener: StepListener) -> None:
         self._listeners.discard(listener)
 
     def end(self, why: str) -> None:

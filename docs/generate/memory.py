@@ -14,12 +14,12 @@ from gateway.config.memory_bounds import (
     MEMORY_MAX_LEAST,
     PARTS,
     TABLES,
-    Bounds,
+    MemoryBounds,
 )
 
 TEMPLATE = Path(__file__).with_name("memory.template.txt")
 SIZES = (256 << 20, MEMORY_MAX, MEMORY_OF_MACHINE)
-ROWS: tuple[tuple[str, str, Callable[[Bounds], str]], ...] = (
+ROWS: tuple[tuple[str, str, Callable[[MemoryBounds], str]], ...] = (
     ("names", "names", lambda bounds: f"{bounds.names:,}"),
     ("blocks of prompts that engines have cached", "prompts", lambda bounds: f"{bounds.blocks:,}"),
     ("bodies", "bodies", lambda bounds: _mib(bounds.bodies_bytes + bounds.reading_bytes)),
@@ -41,7 +41,7 @@ ROWS: tuple[tuple[str, str, Callable[[Bounds], str]], ...] = (
 
 def lines(table: Callable[[list[str], list[list[str]]], Iterator[str]]) -> Iterator[str]:
     """The page. `table`: writes one."""
-    bounds = [Bounds(size, 1) for size in SIZES]
+    bounds = [MemoryBounds(size, 1) for size in SIZES]
     heads = ["of a process with one pool", "part", *[f"`memory_max` {_mib(size)}" for size in SIZES]]
     parts = [
         [what, f"{PARTS[share]:.0%}" if share else "", *[say(each) for each in bounds]] for what, share, say in ROWS

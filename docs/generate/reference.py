@@ -280,7 +280,7 @@ def _metrics() -> Iterator[str]:
 def log_fields() -> list[tuple[str, str, str]]:
     """Name, type and meaning of each field of the access log."""
     tree = ast.parse((ROOT / "gateway/telemetry/log_line.py").read_text(encoding="utf-8"))
-    [line] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Line"]
+    [line] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "LogLine"]
     found = []
     for node, after in zip(line.body, [*line.body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign):

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from gateway.commands.common import BAD_INPUT, Failed, config_option, loaded, local_url
+from gateway.commands.common import BAD_INPUT, CommandError, config_option, loaded, local_url
 
 USUAL_URL: Final = "http://127.0.0.1:8190"
 TIMEOUT_S: Final = 3.0
@@ -26,7 +26,7 @@ def asks_admin(command: Any) -> Any:
     return config_option("The gateway's file, for `admin` and `admin_token`.")(admin_option(command))
 
 
-class NotAnswered(Failed):
+class AdminRequestError(CommandError):
     """A failed request to the admin listener. Ends the command with 1 if there is an answer, else with BAD_INPUT.
 
     `text`: what failed. `status` and `content`: of the HTTP answer; 0 and empty without one.
@@ -47,7 +47,8 @@ class AdminClient:
         self._token = token
 
     def ask(self, path: str, method: str = "GET") -> Any:
-        """Return the answer as plain data. Raise NotAnswered if there is none, or an error. A POST may take longer."""
+        """Return the answer as plain data. Raise AdminRequestError if there is none, or an error.
+        A POST may take longer."""
         import urllib.error
         import urllib.request
 
@@ -59,9 +60,9 @@ class AdminClient:
                 return json.loads(answer.read(ANSWER_BYTES_MAX))
         except urllib.error.HTTPError as error:
             content = error.read(ANSWER_BYTES_MAX)
-            raise NotAnswered(content.decode(errors="replace")[:500], error.code, content) from None
+            raise AdminRequestError(content.decode(errors="replace")[:500], error.code, content) from None
         except (OSError, ValueError) as error:
-            raise NotAnswered(f"{url}: {error}", 0) from None
+            raise AdminRequestError(f"{url}: {error}", 0) from None
 
 
 def admin_of(path: Path | None, admin: str | None) -> AdminClient:
@@ -87,7 +88,7 @@ def reload(path: Path | None, admin: str | None) -> None:
     """
     try:
         answer = admin_of(path, admin).ask("/reload", "POST")
-    except NotAnswered as error:
+    except AdminRequestError as error:
         if error.status != HTTPStatus.CONFLICT:
             raise
         answer = json.loads(error.content)

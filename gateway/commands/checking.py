@@ -62,7 +62,7 @@ def findings(config: Config) -> Iterator[Finding]:
             text = f"no pool serves {unknown[0]!r}, which a quota of {name.strip()} limits: write the engines' name"
             yield Finding(("pools",), text, is_warning=True)
     yield from _expired(config, time.time())
-    counted, most = quotas_of(config).counted([tenant.name for tenant in config.tenants]), config.bounds.of("quotas")
+    counted, most = quotas_of(config).counted([tenant.name for tenant in config.tenants]), config.bounds.size("quotas")
     if counted > most:
         enough = memory_max_for("quotas", counted)
         text = (
@@ -87,7 +87,7 @@ def _expired(config: Config, unix_s: float) -> Iterator[Finding]:
 
 
 def _not_writable(path: Path, *, is_replaced: bool = False) -> str:
-    """Return why lines cannot be appended to this file, or why it cannot be replaced; "" if they can, or it can.
+    """Return why this file cannot be appended to, or with `is_replaced`, why it cannot be replaced; "" if it can.
 
     Missing directories of a file that is replaced are made at the start.
     """

@@ -15,7 +15,7 @@ BAD_INPUT = 2
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 
-class Failed(click.ClickException):
+class CommandError(click.ClickException):
     """A failure that ends the command with this message on standard error, and with this exit code."""
 
     def __init__(self, message: str, exit_code: int = BAD_INPUT) -> None:
@@ -43,10 +43,10 @@ def counted(count: int, noun: str) -> str:
 
 
 def loaded(path: Path) -> Config:
-    """Load the file's configuration. Raise Failed if it has faults."""
+    """Load the file's configuration. Raise CommandError if it has faults."""
     from gateway.config.load import ConfigError, load_config
 
     try:
         return load_config(path)
     except ConfigError as error:
-        raise Failed(str(error)) from None
+        raise CommandError(str(error)) from None

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 import click
 
-from gateway.commands.admin import NotAnswered, admin_of, asks_admin
-from gateway.commands.common import Failed, loaded
+from gateway.commands.admin import AdminRequestError, admin_of, asks_admin
+from gateway.commands.common import CommandError, loaded
 from gateway.commands.replaying import readable
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def explain(
                 assert tenant is not None
                 text, numbers = _explain_tenant(tenant, user, query, _files(path, logs, stack))
     except (InvalidUsageQuery, TraceError, OSError) as error:
-        raise Failed(f"fairgate: {error}") from None
+        raise CommandError(f"fairgate: {error}") from None
     click.echo(json.dumps(numbers, indent=2) if as_json else text)
 
 
@@ -71,18 +71,18 @@ def _files(path: Path | None, logs: Sequence[str], stack: ExitStack) -> list[Pat
     """Return the access log and its rotated files. Raise OSError if a given one cannot be read."""
     if not logs:
         log = loaded(path).access_log if path is not None else "off"
-        return [] if log in ("stdout", "off") else _with_rotated(log)
-    return list(dict.fromkeys(one for log in logs for one in _with_rotated(log) or [readable(log, stack)]))
+        return [] if log in ("stdout", "off") else _list_rotated(log)
+    return list(dict.fromkeys(one for log in logs for one in _list_rotated(log) or [readable(log, stack)]))
 
 
-def _with_rotated(log: str) -> list[Path]:
+def _list_rotated(log: str) -> list[Path]:
     return sorted(one for one in Path(log).parent.glob(f"{escape(Path(log).name)}*") if one.is_file())
 
 
 def _explain_request(
     request_id: str, path: Path | None, admin: str | None, files: Sequence[Path], *, asks: bool
 ) -> tuple[str, Any]:
-    """Return the explanation in words and as numbers. Raise NotAnswered or TraceError."""
+    """Return the explanation in words and as numbers. Raise AdminRequestError or TraceError."""
     from gateway.telemetry.logged import LogExcerpt
 
     admin_error, status = "", 404
@@ -90,7 +90,7 @@ def _explain_request(
         try:
             answer = admin_of(path, admin).ask(f"/explain/{quote(request_id, safe='')}")
             return answer["sentence"], answer
-        except NotAnswered as error:
+        except AdminRequestError as error:
             if error.status not in (0, 404):
                 raise
             admin_error, status = (
@@ -101,14 +101,14 @@ def _explain_request(
         files, lambda line: request_id in (line.request_id, line.client_request_id), has=request_id, is_last=True
     )
     if not logged.lines:
-        raise NotAnswered(
+        raise AdminRequestError(
             f"{request_id}: {admin_error}{'it is not in the log' if files else 'no log is known'}", status
         )
     return logged.sentence(), logged.numbers()
 
 
 def _explain_tenant(tenant: str, user: str | None, query: UsageQuery, files: Sequence[Path]) -> tuple[str, Any]:
-    """Return the explanation in words and as numbers. Raise NotAnswered or TraceError."""
+    """Return the explanation in words and as numbers. Raise AdminRequestError or TraceError."""
     from gateway.telemetry.access_log import hidden
     from gateway.telemetry.logged import LogExcerpt, arrived_s
 
@@ -125,5 +125,5 @@ def _explain_tenant(tenant: str, user: str | None, query: UsageQuery, files: Seq
     )
     if not logged.lines:
         whose = tenant if user is None else f"{user} of {tenant}"
-        raise NotAnswered(f"no request of {whose} came {query.describe()}", 404)
+        raise AdminRequestError(f"no request of {whose} came {query.describe()}", 404)
     return "\n".join(logged.summary()) if len(logged.lines) > 1 else logged.sentence(), logged.numbers()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 import msgspec
 
-from gateway.commands.common import BAD_INPUT, Failed, config_option, loaded
+from gateway.commands.common import BAD_INPUT, CommandError, config_option, loaded
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
@@ -74,7 +74,7 @@ def create(
         raise click.UsageError("--tenant NAME and -c FILE belong together")
     terms = {
         "expires": expires, "apps": apps or None, "models": models or None, "weight": weight, "label": label,
-        "class": of_class, "quota": None if quota is None else _mapping(quota),
+        "class": of_class, "quota": None if quota is None else _parse_mapping(quota),
     }  # fmt: skip
     given = {name: value for name, value in terms.items() if value is not None}
     if path is None:
@@ -88,7 +88,7 @@ def create(
         try:
             made = make_keys(config, tenants, given)
         except KeyRefused as error:
-            raise Failed(f"fairgate: {error}") from None
+            raise CommandError(f"fairgate: {error}") from None
         _in_table(config, path, lambda table: issue(table, made))
         keys = [(tenant, key) for tenant, key, _ in made]
     for tenant, key in keys:
@@ -112,7 +112,7 @@ def hash_() -> None:
     hashed = hash_key(key)
     click.echo(f"where any key is taken, it appears as {open_name(bytes.fromhex(hashed[7:]))}", err=True)
     if (why := weakness(key)) is not None:
-        raise Failed(f"fairgate: {why}; `fairgate keys create` makes one")
+        raise CommandError(f"fairgate: {why}; `fairgate keys create` makes one")
     click.echo(hashed)
 
 
@@ -164,7 +164,7 @@ def list_(path: Path) -> None:
         click.echo(msgspec.json.encode(row).decode())
 
 
-def _mapping(text: str) -> dict[str, object]:
+def _parse_mapping(text: str) -> dict[str, object]:
     """Parse the JSON object of `--quota`. Raise BadParameter."""
     try:
         return msgspec.json.decode(text, type=dict[str, object])
@@ -194,9 +194,9 @@ def _from_stdin(what: str) -> str:
 
 
 def _in_table(config: Config, path: Path, do: Callable[[KeyTable], Awaitable[Found]]) -> Found:
-    """Run a command on the table of issued keys. Raise Failed without a table or a store, or if a key is refused."""
+    """Run a command on the table of issued keys. Raise CommandError without a table, or if a key is refused."""
     if not config.issues_keys:
-        raise Failed(
+        raise CommandError(
             f"fairgate: {path} has neither `usage:` nor `state: redis://...`: its keys stand in the file, under "
             "`tenants`"
         )
@@ -210,7 +210,7 @@ def _in_table(config: Config, path: Path, do: Callable[[KeyTable], Awaitable[Fou
     try:
         return asyncio.run(done())
     except (StoreError, KeyRefused) as error:
-        raise Failed(f"fairgate: {error}", 1 if isinstance(error, StoreUnavailable) else BAD_INPUT) from None
+        raise CommandError(f"fairgate: {error}", 1 if isinstance(error, StoreUnavailable) else BAD_INPUT) from None
 
 
 @asynccontextmanager

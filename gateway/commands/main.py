@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from gateway import BUILD, __version__
-from gateway.commands.admin import NotAnswered, admin_of, asks_admin, drain, reload, resume
-from gateway.commands.common import BAD_INPUT, Failed, config_option, counted
+from gateway.commands.admin import AdminRequestError, admin_of, asks_admin, drain, reload, resume
+from gateway.commands.common import BAD_INPUT, CommandError, config_option, counted
 from gateway.commands.explaining import explain
 from gateway.commands.key_commands import keys
 from gateway.commands.replaying import replay
@@ -92,7 +92,7 @@ def serve(config_path: Path | None, backends: tuple[str, ...], **options: Any) -
         else:
             config = config_for_backends([*backends], **options)
     except ConfigError as error:
-        raise Failed(str(error)) from None
+        raise CommandError(str(error)) from None
     if config.admin_warning:
         click.echo(f"fairgate: warning: admin {config.admin_warning}", err=True)
     allow_files()
@@ -142,7 +142,7 @@ def check(file: Path, shares: bool, probe: bool) -> None:
     try:
         config, found = check_config(file, findings)
     except ConfigError as error:
-        raise Failed(str(error)) from None
+        raise CommandError(str(error)) from None
     for fault in found:
         click.echo(str(fault), err=True)
     if not all(fault.is_warning for fault in found):
@@ -185,8 +185,8 @@ def healthcheck(path: Path | None, admin: str | None) -> None:
 
     try:
         click.echo(json.dumps(admin_of(path, admin).ask("/ready")))
-    except NotAnswered as error:
-        raise Failed(error.message, 1) from None  # Docker knows no other number.
+    except AdminRequestError as error:
+        raise CommandError(error.message, 1) from None  # Docker knows no other number.
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gateway.commands.common import Failed, config_option
+from gateway.commands.common import CommandError, config_option
 
 if TYPE_CHECKING:
     from backends.simulated.engine_profiles import EngineProfile
@@ -88,7 +88,7 @@ def replay(
         raise click.UsageError("--pool NAME needs -c FILE, which has the pools")
     with ExitStack() as stack:
         try:
-            setting = _Setting.of(config_path, pool_name) if config_path is not None else None
+            setting = _PoolSetting.load(config_path, pool_name) if config_path is not None else None
             if policies is None:
                 policies = setting.policies() if setting is not None else POLICIES
             names = policy_names(policies)
@@ -116,9 +116,9 @@ def replay(
             if picture_path is not None:
                 draw(replayed, picture_path)
         except ConfigError as error:
-            raise Failed(str(error)) from None
+            raise CommandError(str(error)) from None
         except (TraceError, UnknownPolicyError, UnknownProfileError, OSError, PictureError) as error:
-            raise Failed(f"fairgate: {error}") from None
+            raise CommandError(f"fairgate: {error}") from None
     click.echo(as_text(replayed), nl=False)
 
 
@@ -133,7 +133,7 @@ def readable(name: str, stack: ExitStack) -> Path:
     return kept
 
 
-def _run(policy: str, count: int, trace: Trace, profile: EngineProfile, setting: _Setting | None) -> ReplayResult:
+def _run(policy: str, count: int, trace: Trace, profile: EngineProfile, setting: _PoolSetting | None) -> ReplayResult:
     """Replay the trace once, with a progress bar on a terminal."""
     from simulation.replay import replay_under
 
@@ -146,7 +146,7 @@ def _run(policy: str, count: int, trace: Trace, profile: EngineProfile, setting:
 
 
 @dataclass(frozen=True, slots=True)
-class _Setting:
+class _PoolSetting:
     """Policies, limits, weights and engines of one pool of a gateway's configuration."""
 
     path: Path
@@ -154,7 +154,7 @@ class _Setting:
     pool: PoolConfig
 
     @classmethod
-    def of(cls, path: Path, pool_name: str | None) -> _Setting:
+    def load(cls, path: Path, pool_name: str | None) -> _PoolSetting:
         """Load one pool's setting. Raise ConfigError, or UsageError if it is not clear which pool is meant."""
         from gateway.config.load import load_config
 
@@ -194,13 +194,13 @@ class _Setting:
     def engine(self, policy: str, count: int) -> AdmissionEngine:
         """Return a new admission engine as the gateway would make it, without backends."""
         from gateway.config.sections.policy_choice import PolicyConfig
-        from gateway.pool.shared import Shared, admission_engine
+        from gateway.pool.shared import SharedTables, admission_engine
 
         config = self.config
         if policy != config.policy.name:
             config = config.model_copy(update={"policy": PolicyConfig(name=policy)})
         pool = self.pool.model_copy(update={"backends": self._backends(count)})
-        return admission_engine(config, pool, Shared.of(config))
+        return admission_engine(config, pool, SharedTables.from_config(config))
 
     def _backends(self, count: int) -> tuple[BackendConfig, ...]:
         """Return this number of backends: the pool's, with the last one repeated."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gateway import BUILD, __version__
-from gateway.commands.common import BAD_INPUT, Failed, counted, local_url
+from gateway.commands.common import BAD_INPUT, CommandError, counted, local_url
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
@@ -80,13 +80,13 @@ def supervise(config: Config, load: Load | None) -> None:
         run(lambda: hub.serve_hub(config, again, child))
 
     def announce(port: int, admin_port: int) -> None:
-        lines = [*_addresses(config, port, admin_port), *_without_key(config), *_for_this_run(minted)]
+        lines = [*_start_lines(config, port, admin_port), *_without_key(config), *_for_this_run(minted)]
         click.echo("\n".join(lines), err=True)
 
     try:
         status = supervise(config, serve, serve_hub, announce, again)
     except OSError as error:
-        raise Failed(f"fairgate: {error}", 1) from None
+        raise CommandError(f"fairgate: {error}", 1) from None
     sys.exit(status)
 
 
@@ -125,7 +125,7 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
 
     from gateway.process import systemd
     from gateway.process.gateway import Gateway
-    from gateway.telemetry.background import Background
+    from gateway.telemetry.background import Tasks
 
     log = _log(config)
     if worker is None:
@@ -134,7 +134,7 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
         gateway = Gateway(config, clients, admin_listener=inherited.get(systemd.OPERATOR), load=load)
     else:
         gateway = Gateway(config, worker.listeners, load=load, worker_slot=worker.worker_slot)
-    reloads = Background()
+    reloads = Tasks()
     stop, now = asyncio.Event(), asyncio.Event()
 
     def signalled() -> None:
@@ -187,7 +187,7 @@ def _url(config: Config, port: int) -> str:
     return local_url(config.listen_addresses[0][0], port, "http" if config.tls is None else "https")
 
 
-def _addresses(config: Config, port: int, admin_port: int) -> list[str]:
+def _start_lines(config: Config, port: int, admin_port: int) -> list[str]:
     """Return the first lines at the start: where the gateway serves, and its version."""
     workers, of_all = (f" with {config.workers} workers", " for all of them") if config.workers > 1 else ("", "")
     admin = local_url(config.admin_address[0], admin_port)
@@ -198,8 +198,8 @@ def _addresses(config: Config, port: int, admin_port: int) -> list[str]:
 
 
 def _without_key(config: Config) -> list[str]:
-    """Return a hint for tenants without a key in the config, if keys can be issued. No keys are minted for them then,
-    since they may have keys in the table, or may have lost their last one.
+    """Return a hint for tenants without a key in the config, if keys can be issued. No key is minted for such a tenant,
+    since the tenant may have keys in the table, or its last key may have been revoked.
     """
     names = [tenant.name for tenant in config.tenants if not tenant.keys]
     if not config.issues_keys or not names:
@@ -218,7 +218,7 @@ def _for_this_run(minted: list[MintedKey]) -> list[str]:
 
 def _announcement(gateway: Gateway) -> str:
     """Return the lines at the start: the gateway's addresses, pools, faults and examples."""
-    lines = _addresses(gateway.config, gateway.port, gateway.admin_port)
+    lines = _start_lines(gateway.config, gateway.port, gateway.admin_port)
     for pool in gateway.pools:
         models = ", ".join(pool.models()) or "(not known yet)"
         backends = counted(len(pool.backends), "backend")
@@ -232,7 +232,7 @@ def _announcement(gateway: Gateway) -> str:
     elif gateway.config.access_log == "off" and sys.stdout.isatty():
         lines.append("  one line for each request: off; --access-log FILE or stdout writes them")
     lines += [f"  not ready: {fault}" for fault in gateway.not_ready()]
-    if (state := gateway.state()) is not None:
+    if (state := gateway.store_state()) is not None:
         lines.append(f"  state: {state}")
     lines += _without_key(gateway.config)
     if gateway.minted_keys:

@@ -77,7 +77,7 @@ def _table(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> lis
     heads = [
         head for head, field in columns.items() if field in ALWAYS or any(row[field] not in (None, "") for row in rows)
     ]
-    cells = [[_cell(columns[head], row[columns[head]]) for head in heads] for row in rows]
+    cells = [[_format_cell(columns[head], row[columns[head]]) for head in heads] for row in rows]
     if not cells:
         return []
     cells = [[*(_cut(cell) for cell in row[:-1]), row[-1]] for row in cells]
@@ -85,7 +85,7 @@ def _table(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> lis
     return ["", *report.columns([heads, *cells], left=left).splitlines()]
 
 
-def _cell(field: str, value: Any) -> str:
+def _format_cell(field: str, value: Any) -> str:
     if isinstance(value, Mapping):
         value = sum(value.values())
     if value is None or value == "":

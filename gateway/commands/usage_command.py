@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gateway.commands.common import BAD_INPUT, Failed, config_option, loaded
+from gateway.commands.common import BAD_INPUT, CommandError, config_option, loaded
 
 
 @click.command()
@@ -41,11 +41,11 @@ def usage(path: Path, since: str, until: str | None, by: str, user: str | None, 
 
     config = loaded(path)
     if config.usage is None:
-        raise Failed(f"fairgate: {path} has no `usage:`, so nothing was counted")
+        raise CommandError(f"fairgate: {path} has no `usage:`, so nothing was counted")
     try:
         query = UsageQuery(since, until, by.split(",") if by else [], datetime.now(UTC))
         with closing(Database(config.usage, makes=False)) as database:
             report = read(database, query, config.usage.prices, around=config.around, user=user)
             click.echo(report.as_json() if as_json else report.as_table(), nl=False)
     except (StoreError, InvalidUsageQuery) as error:
-        raise Failed(f"fairgate: {error}", 1 if isinstance(error, StoreUnavailable) else BAD_INPUT) from None
+        raise CommandError(f"fairgate: {error}", 1 if isinstance(error, StoreUnavailable) else BAD_INPUT) from None

@@ -34,7 +34,7 @@ _NAMES = ("name", "hash", "path", "issuer")
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SettingChange:
     """A setting or section before and after; None where it is absent."""
 
     path: str
@@ -74,13 +74,13 @@ def _present(config: Config) -> dict[str, Any]:
     return dict(_values(config, ""))
 
 
-def changes(before: Config, after: Config) -> list[Change]:
+def changes(before: Config, after: Config) -> list[SettingChange]:
     """Return every setting that differs, by its path, without secrets. A section that came or went is one change."""
     mine, theirs = _present(before), _present(after)
-    found, inside = list[Change](), tuple[str, ...]()
+    found, inside = list[SettingChange](), tuple[str, ...]()
     for path in sorted(mine.keys() | theirs.keys()):
         if mine.get(path) != theirs.get(path) and not path.startswith(inside):
-            found.append(Change(path, _text(mine.get(path)), _text(theirs.get(path))))
+            found.append(SettingChange(path, _format_value(mine.get(path)), _format_value(theirs.get(path))))
             if found[-1].is_whole:
                 inside = (f"{path}.", f"{path}[")
     return found
@@ -104,7 +104,7 @@ def config_hash(config: Config) -> str:
     return digest.hexdigest()[:16]
 
 
-def needs_restart(before: Config, found: list[Change], after: Config) -> dict[str, str]:
+def needs_restart(before: Config, found: list[SettingChange], after: Config) -> dict[str, str]:
     """Return the changes that a running gateway cannot apply: path and reason."""
     of_replicas = _of_replicas(before, after) if before.has_replicas else {}
     reasons = {}
@@ -149,7 +149,7 @@ def _plaintext(value: Any) -> Any:
     return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
-def _text(value: Any) -> str | None:
+def _format_value(value: Any) -> str | None:
     """Return a short text without secrets, or None for an absent value."""
     if value is None:
         return None

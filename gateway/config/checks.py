@@ -120,14 +120,14 @@ def checked_zone(name: str) -> str:
 
 
 def checked_tokenizer(text: str) -> str:
-    """Check for a path of a tokenizer.json, or for tiktoken:ENCODING."""
+    """Check that the value is the path of a tokenizer.json, or tiktoken:ENCODING."""
     if not text.endswith(".json") and not re.fullmatch(r"tiktoken:[A-Za-z0-9_.-]+", text):
         raise fault("should be the path of a tokenizer.json, or tiktoken:ENCODING such as tiktoken:o200k_base")
     return text
 
 
 def checked_hash(text: str) -> str:
-    """Check for the hash of a key, and return it in lower case."""
+    """Check that the value is the hash of a key, and return the hash in lower case."""
     if not re.fullmatch(r"sha256:[0-9a-fA-F]{64}", text):
         raise fault(
             "is not the hash of a key (sha256: and 64 hex digits). Keys are never stored as they are: "
@@ -157,7 +157,7 @@ def not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-def bare_text_is(field: str, schema: Any) -> BeforeValidator:
+def accept_bare_text(field: str, schema: Any) -> BeforeValidator:
     """Let a bare string stand for a section with only this `field` set; `schema` says so to editors."""
 
     def section(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Final
 from gateway.config.checks import split_address
 from gateway.config.model import Config
 from gateway.config.paths import KNOWN_PATHS
-from gateway.config.sections.groups import DEPTH_MAX, Grouped
+from gateway.config.sections.groups import DEPTH_MAX, TreeNodeConfig
 from policies.orders.policy_entries import POLICIES
 from policies.orders.vtc import CounterOrder
 from policies.tree.terms import ROOT
@@ -152,7 +152,7 @@ def _guarantee_contradictions(config: Config) -> Contradictions:
     guaranteed: dict[str, float] = {ROOT: 0.0}
     # Deepest first: a group's guarantee covers the guarantees inside the group.
     order = sorted(range(len(depths)), key=lambda g: -depths[g])
-    members: list[tuple[Loc, Grouped]] = [(("tenants", t), tenant) for t, tenant in enumerate(config.tenants)]
+    members: list[tuple[Loc, TreeNodeConfig]] = [(("tenants", t), tenant) for t, tenant in enumerate(config.tenants)]
     members += [(("groups", g), config.groups[g]) for g in order]
     for place, one in members:
         loc = (*place, "guaranteed_share")

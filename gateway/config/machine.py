@@ -37,13 +37,13 @@ def memory_each(workers: int) -> int:
     and all together half of the machine at most.
     """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [_number(path) for path in MEMORY]
+    limits = [_read_number(path) for path in MEMORY]
     container = min([limit for limit in limits if limit is not None and limit < machine], default=None)
     whole = min(MEMORY_OF_MACHINE * workers, machine // 2) if container is None else container - container // 8
     return max(MEMORY_MAX_LEAST, whole // workers)
 
 
-def _number(path: Path) -> int | None:
+def _read_number(path: Path) -> int | None:
     try:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):  # no such file, or "max" for no limit

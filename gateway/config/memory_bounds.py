@@ -66,7 +66,7 @@ BLOCK_BYTES: Final = 220
 """A cached block of a prompt."""
 
 
-class Bounds:
+class MemoryBounds:
     """Bounds of all tables and buffers, by `memory_max` (bytes, at least `MEMORY_MAX_LEAST`) and the pools."""
 
     def __init__(self, memory_max: int, pools: int) -> None:
@@ -101,7 +101,7 @@ class Bounds:
         self.answers_bytes = part["answers"] // 2
         """Bytes of answers that clients have not read yet, and again for answers that are sent whole."""
 
-    def of(self, table: str) -> int:
+    def size(self, table: str) -> int:
         """Return the bound of a table, per pool if each pool has one; at least 1."""
         found = TABLES[table]
         return max(1, self.names // found.part // (self.pools if found.of_pool else 1))

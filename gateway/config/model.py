@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 
 from gateway.config.checks import (
     Name,
-    bare_text_is,
+    accept_bare_text,
     checked_address,
     checked_addresses,
     checked_api_key,
@@ -24,11 +24,11 @@ from gateway.config.checks import (
     unique,
 )
 from gateway.config.machine import WORKERS_MAX, auto_by_default, no_text, or_auto, with_auto
-from gateway.config.memory_bounds import MEMORY_MAX, MEMORY_MAX_LEAST, Bounds
+from gateway.config.memory_bounds import MEMORY_MAX, MEMORY_MAX_LEAST, MemoryBounds
 from gateway.config.section import Section, settings_from
 from gateway.config.sections.apps import AppConfig, InteractionsConfig
 from gateway.config.sections.backends import BackendConfig, Isolation
-from gateway.config.sections.groups import GroupConfig, Grouped, groups_around, tree_of
+from gateway.config.sections.groups import GroupConfig, TreeNodeConfig, groups_around, tree_of
 from gateway.config.sections.keys import IssuerConfig, KeyConfig
 from gateway.config.sections.limits import Limits, ModelQuotasConfig, OverloadConfig, ThrottleConfig, UserConfig
 from gateway.config.sections.listener import NetworkName, Origin, RouteConfig
@@ -84,12 +84,12 @@ class PoolConfig(Section):
 
 
 @settings_from(GroupSettings)
-class TenantConfig(Grouped):
+class TenantConfig(TreeNodeConfig):
     """A party that shares the engines with others."""
 
     name: Name
     """Name in metrics and logs; unique."""
-    keys: tuple[Annotated[KeyConfig, bare_text_is("hash", str | KeyConfig)], ...] = Field(default=(), strict=False)
+    keys: tuple[Annotated[KeyConfig, accept_bare_text("hash", str | KeyConfig)], ...] = Field(default=(), strict=False)
     """Hashes of the tenant's keys. Empty: a key is created and printed at every start, unless keys can be created at
     run time (`usage`, or `state` in Redis)."""
     quota: ModelQuotasConfig | None = None
@@ -118,7 +118,7 @@ class Config(Section):
     loopback only."""
     open_access: bool = False
     """Accept any key: each distinct key is its own tenant of weight 1."""
-    policy: Annotated[PolicyConfig, bare_text_is("name", PolicyName | PolicyConfig)] = PolicyConfig()
+    policy: Annotated[PolicyConfig, accept_bare_text("name", PolicyName | PolicyConfig)] = PolicyConfig()
     """The order of requests: a policy's name, or a name with parameters."""
     pools: Annotated[tuple[PoolConfig, ...], AfterValidator(not_empty)] = Field(
         strict=False, json_schema_extra={"minItems": 1}
@@ -149,13 +149,13 @@ class Config(Section):
         default=1, ge=1, le=WORKERS_MAX, json_schema_extra=or_auto
     )
     """Processes that serve as one gateway, with shared engines and limits. auto: one for each usable core."""
-    state: Annotated[StateConfig, bare_text_is("url", str | StateConfig)] = Field(
+    state: Annotated[StateConfig, accept_bare_text("url", str | StateConfig)] = Field(
         default=StateConfig(), json_schema_extra={"default": "memory"}
     )
     """Store that replicas share: memory (none), or the url of a Redis."""
     state_file: str | None = Field(default=None, min_length=1)
     """File that keeps what is learned of apps and starts over restarts."""
-    usage: Annotated[UsageConfig, bare_text_is("url", str | UsageConfig)] | None = None
+    usage: Annotated[UsageConfig, accept_bare_text("url", str | UsageConfig)] | None = None
     """Database of usage and keys: the path of a SQLite file, or postgresql://..."""
     batches: BatchesConfig = BatchesConfig()
     """Bounds on a tenant's files and batches. Batches need `usage`."""
@@ -170,7 +170,7 @@ class Config(Section):
     """Time for running requests to end after SIGTERM."""
     access_log: str = Field(default="stdout", min_length=1)
     """Destination of the access log: stdout, off, or the path of a file."""
-    tracing: Annotated[TracingConfig, bare_text_is("endpoint", str | TracingConfig)] | None = None
+    tracing: Annotated[TracingConfig, accept_bare_text("endpoint", str | TracingConfig)] | None = None
     """Destination of OpenTelemetry spans. Default: none; `traceparent` passes unchanged."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level of messages on standard error."""
@@ -186,9 +186,9 @@ class Config(Section):
         return groups_around(self.groups, self.tenants)
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> MemoryBounds:
         """Bounds on memory of each part of a process."""
-        return Bounds(self.memory_max, len(self.pools))
+        return MemoryBounds(self.memory_max, len(self.pools))
 
     @property
     def json_bytes_max(self) -> int:

@@ -66,7 +66,7 @@ def settings_from(struct: type) -> Callable[[type[S]], type[S]]:
     """Add the settings of a core struct to a section, and the check that they do not contradict each other."""
 
     def with_settings(section: type[S]) -> type[S]:
-        def _consistent(made: S) -> S:
+        def _check_consistency(made: S) -> S:
             try:
                 filled(struct, made)
             except SettingError as error:
@@ -75,7 +75,7 @@ def settings_from(struct: type) -> Callable[[type[S]], type[S]]:
             return made
 
         own = {name: field_of(one) for name, one in settings_of(struct).items()}
-        return _extended(section, own, consistent=model_validator(mode="after")(_consistent))
+        return _extended(section, own, consistent=model_validator(mode="after")(_check_consistency))
 
     return with_settings
 

@@ -39,7 +39,7 @@ _SWEEP_S: Final = 1.0
 _BACKLOG: Final = 1024
 
 
-class Held(Protocol):
+class OpenConnection(Protocol):
     """An open connection, as the state sees it."""
 
     deadline: float
@@ -88,12 +88,12 @@ class HttpServer:
         self.now = 0.0
         """The loop's clock at the last sweep: exact enough for timeouts, and free to read."""
         self.bodies_bytes = 0
-        self.connections: dict[Held, None] = {}  # by age
+        self.connections: dict[OpenConnection, None] = {}  # by age
         self.all_gone = asyncio.Event()
-        self.answers: dict[Held, int] = {}
+        self.answers: dict[OpenConnection, int] = {}
         """Unsent bytes by connection, for clients that read too slowly."""
         self.answers_bytes = 0
-        self._idlest: list[tuple[float, Held]] = []
+        self._idlest: list[tuple[float, OpenConnection]] = []
         """Idle connections found when room was needed, the longest idle last."""
         self._looks_left = _LOOKS
         self._id_prefix = f"req_{secrets.token_hex(6)}"
@@ -188,12 +188,12 @@ class HttpServer:
         return f"{self._id_prefix}{self._requests}"
 
     def unread_request(self, peer: str, path: str = "", headers: Sequence[Header] = ()) -> HttpRequest:
-        """Return a stand-in for a request that was not read: its sender is known, perhaps its path and some fields."""
+        """Return a request object for a request that was not read. Its path and header fields may be unknown."""
         request = self.kind(peer, Head(path, list(headers)))
         request.id = self.next_request_id()
         return request
 
-    def admit(self, connection: Held, peer: str) -> Account | None:
+    def admit(self, connection: OpenConnection, peer: str) -> Account | None:
         """Count a new connection and return the account of its address, None for a trusted proxy.
 
         If there are too many connections, the longest idle one is closed. Raise ApiError if none is idle, or if the
@@ -218,7 +218,7 @@ class HttpServer:
                 return True
         return False
 
-    def forget(self, connection: Held, account: Account | None) -> None:
+    def forget(self, connection: OpenConnection, account: Account | None) -> None:
         """Forget a lost connection and its account."""
         if account is not None:
             self.addresses.disconnect(account)
@@ -226,16 +226,16 @@ class HttpServer:
         if not self.connections:
             self.all_gone.set()
 
-    def holds_answer(self, connection: Held, unsent_bytes: int) -> None:
-        """Set the unsent bytes of a connection. If all connections have too many, the largest one of the tenant with
-        most unsent bytes is aborted."""
+    def holds_answer(self, connection: OpenConnection, unsent_bytes: int) -> None:
+        """Set the unsent bytes of a connection. If the sum over all connections exceeds its bound, abort the largest
+        connection of the tenant with most unsent bytes."""
         self.answers_bytes += unsent_bytes - self.answers.pop(connection, 0)
         if unsent_bytes:
             self.answers[connection] = unsent_bytes
             if self.answers_bytes > self.limits.answers_bytes_max:
                 self.loop.call_soon(self._most_unsent().cut)
 
-    def _most_unsent(self) -> Held:
+    def _most_unsent(self) -> OpenConnection:
         """Return the slow reader with most unsent bytes, of the tenant with most."""
         of_tenants: dict[str, int] = {}
         for each, held_bytes in self.answers.items():

@@ -71,7 +71,7 @@ class Principal:
     """Digest of the other spelling of the token; empty if there is none."""
 
     @classmethod
-    def of(cls, tenant: TenantConfig, key: KeyConfig) -> Principal:
+    def for_key(cls, tenant: TenantConfig, key: KeyConfig) -> Principal:
         models = None if key.models is None else frozenset(key.models)
         weight = tenant.weight if key.weight is None else key.weight
         more: dict[str, Any] = {"can_wait": can_wait(key), "counts_as": key.counts_as, "quota": key.quota}
@@ -94,7 +94,7 @@ class Principal:
         return claimed
 
 
-class Tokens(Protocol):
+class TokenVerifier(Protocol):
     """A verifier of signed tokens that are accepted beside keys."""
 
     def knows(self, issuer: str) -> bool:
@@ -154,7 +154,7 @@ class Keyring:
         self._groups: dict[str, GroupConfig] = {}
         self._users: dict[str, dict[str, bool]] = {}
         """Whether a user is blocked, by tenant and user."""
-        self.tokens: Tokens | None = None
+        self.tokens: TokenVerifier | None = None
         """Verifier of signed tokens; None if only keys are accepted."""
         self._verified: OrderedDict[bytes, Principal] = OrderedDict()
         """Principals of verified tokens, by the digests of the tokens."""
@@ -179,11 +179,11 @@ class Keyring:
                 read.minted.append(minted)
                 keys = (KeyConfig(hash=hash_key(minted.key)),)
             for key in keys:
-                read.principals[key.digest] = Principal.of(tenant, key)
+                read.principals[key.digest] = Principal.for_key(tenant, key)
         return read
 
     def take_over(self, read: KeyHolders, *, open_access: bool) -> None:
-        """Replace the tenants and their keys. The `revision` changes, so the `Follower` reads all issued keys again."""
+        """Replace the tenants and their keys. The `revision` changes, so `KeyReader` reads all issued keys again."""
         self._open_access = open_access
         if gone := self._tenants.keys() - read.tenants.keys():
             self._issued = {digest: one for digest, one in self._issued.items() if one.tenant not in gone}
@@ -200,7 +200,7 @@ class Keyring:
         found = self._tenants.get(tenant)
         if found is None and key.weight is not None:
             found = TenantConfig(name=tenant, weight=key.weight)
-        return None if found is None else Principal.of(found, key)
+        return None if found is None else Principal.for_key(found, key)
 
     def learn(self, issued: Mapping[bytes, Principal], revoked: Set[bytes], *, logs: bool = False) -> None:
         """Replace the issued keys, by their digests, and the digests of revoked keys.
@@ -270,7 +270,7 @@ class Keyring:
             Reason.INVALID_API_KEY, "this API key is not known here; ask the operator of this gateway for one"
         )
 
-    def _of_token(self, tokens: Tokens, token: bytes, digest: bytes, address: str) -> Principal:
+    def _of_token(self, tokens: TokenVerifier, token: bytes, digest: bytes, address: str) -> Principal:
         """Return the holder of a new token, or raise ApiError. A wrong one counts as a wrong key: checks cost time."""
         if self._failed:
             _refuse_guesser(self._failed.wait_s(address, time.monotonic()))

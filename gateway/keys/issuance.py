@@ -78,7 +78,7 @@ async def rotate(
     The new key has the terms of the old one, but for `expires` if that is given. The old key is accepted for `grace_s`
     more, or until it expires, if that is sooner. Raise KeyRefused, and what `KeyTable` raises.
     """
-    tenant, old, is_named = await _present(table, config, old_hash)
+    tenant, old, is_named = await _find_key(table, config, old_hash)
     if is_named and grace_s:
         raise KeyRefused(
             "the config names this key, so its last day stands there: give it `expires`, or rotate at once"
@@ -115,7 +115,7 @@ async def revoke(table: KeyTable, config: Config, key_hash: str) -> str:
 
 
 async def list_keys(table: KeyTable, config: Config) -> list[dict[str, Any]]:
-    """Return all keys, those of the config first, each with its terms, and where it is `from`."""
+    """Return all keys, those of the config first, each with its terms and its origin (`from`)."""
     noted = {name.decode("utf-8", "replace"): value async for name, value in table.entries()}
 
     def described(tenant: str, key: KeyConfig, place: str, *, is_revoked: bool) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def named_keys(config: Config) -> dict[str, tuple[str, KeyConfig]]:
     return {key.hash: (tenant.name, key) for tenant in config.tenants for key in tenant.keys}
 
 
-async def _present(table: KeyTable, config: Config, key_hash: str) -> tuple[str, KeyConfig, bool]:
+async def _find_key(table: KeyTable, config: Config, key_hash: str) -> tuple[str, KeyConfig, bool]:
     """Return the tenant of the key, its terms, and whether the config names it. Raise KeyRefused."""
     noted, of_config = await table.entry(key_hash), named_keys(config).get(key_hash)
     if noted == REVOKED.encode():

@@ -67,8 +67,8 @@ class KeyTable(Protocol):
         """Replace entries of keys in one step; None deletes an entry. Raise StoreRefused if the table is full."""
 
 
-class Follower:
-    """Reader of the table for the keyring. The reader's repeated `turn` learns of every change within a second.
+class KeyReader:
+    """Reader of the table for the keyring. The reader's repeated `run_once` learns of every change within a second.
 
     While the table cannot be read, is too long, or has vanished, the keys of the last read hold.
     """
@@ -80,7 +80,7 @@ class Follower:
         self._revision = keyring.revision
         self.has_read = False
 
-    async def turn(self) -> None:
+    async def run_once(self) -> None:
         table, keyring = self._table, self._keyring
         changed, revision = await table.change_mark(), keyring.revision
         if changed is None and self._known is not None:

@@ -24,7 +24,7 @@ from gateway.config.sections.keys import IssuerConfig
 from gateway.http.errors import ApiError, Reason
 from gateway.keys.identity import DEFAULT_APP, Principal
 from gateway.storage.store_errors import StoreRefused
-from gateway.telemetry.background import Background, OperationalError
+from gateway.telemetry.background import OperationalError, Tasks
 
 try:
     import jwt
@@ -99,7 +99,7 @@ class Issuer:
             issuer=config.issuer, group=tenants[found[0]].group or "", twin_digest=_twin_digest(token, key),
         )  # fmt: skip
 
-    async def turn(self, session: aiohttp.ClientSession) -> None:
+    async def run_once(self, session: aiohttp.ClientSession) -> None:
         """Wait until the keys are due, and read them. If that fails, the known keys stay. Raise OperationalError."""
         if self._is_read:
             await asyncio.sleep(REFRESH_S_MIN)
@@ -143,10 +143,10 @@ class Issuer:
 class Issuers:
     """The issuers whose tokens are accepted. The issuers' keys are read in the background."""
 
-    def __init__(self, configs: Sequence[IssuerConfig], session: aiohttp.ClientSession, background: Background) -> None:
+    def __init__(self, configs: Sequence[IssuerConfig], session: aiohttp.ClientSession, background: Tasks) -> None:
         self._by_name = {config.issuer: Issuer(config) for config in configs}
         for name, issuer in self._by_name.items():
-            background.repeat(partial(issuer.turn, session), "jwt", name)
+            background.repeat(partial(issuer.run_once, session), "jwt", name)
 
     def knows(self, issuer: str) -> bool:
         return issuer in self._by_name

@@ -27,10 +27,10 @@ ID_LENGTH_MAX: Final = 128
 CHANNEL: Final = "* responses"
 """Channel of the store. No pool has this name, since it has a space."""
 Note = tuple[str, str, str, str, str]
-"""Tenant, id, and the model and engine of `Stored`."""
+"""Tenant, id, and the model and engine of `ResponseLocation`."""
 
 
-class Stored(NamedTuple):
+class ResponseLocation(NamedTuple):
     """Location of a response: the model by the client's and by the engines' name, and the engine."""
 
     asked: str
@@ -53,7 +53,7 @@ class StoredResponses:
         self._most = most
         self._store = store
         self._count = 0
-        self._tenants: dict[str, dict[str, Stored]] = {}
+        self._tenants: dict[str, dict[str, ResponseLocation]] = {}
         self._untold: deque[Note] = deque(maxlen=0 if store is None else most)
         self._wakes = asyncio.Event()
 
@@ -67,7 +67,7 @@ class StoredResponses:
             self._untold.append(note)
             self._wakes.set()
 
-    def find(self, principal: Principal, id: str, now: float) -> Stored:
+    def find(self, principal: Principal, id: str, now: float) -> ResponseLocation:
         """Return the location of a response. Raise ApiError 404 if it is not known.
 
         A response exists for the keys of its tenant that may ask for its model. For other keys the error is that of an
@@ -104,7 +104,7 @@ class StoredResponses:
         tenant, id, asked, model, engine = note
         own = self._tenants.setdefault(tenant, {})
         self._count += own.pop(id, None) is None
-        own[id] = Stored(model if asked == model else asked, model, engine, now + KEPT_S)
+        own[id] = ResponseLocation(model if asked == model else asked, model, engine, now + KEPT_S)
         if self._count > self._most:
             for name, oldest in given_up(self._tenants, self._most):
                 del self._tenants[name][oldest]

@@ -77,7 +77,7 @@ def _routes(gateway: OperatedGateway) -> list[web.RouteDef]:
     gauges, reading_usage = PoolGauges(gateway.metrics), asyncio.Lock()
 
     async def readiness(request: web.Request) -> web.Response:
-        return ready(gateway.not_ready(), gateway.state(), gateway.faults())
+        return ready(gateway.not_ready(), gateway.store_state(), gateway.faults())
 
     async def metrics(request: web.Request) -> web.Response:
         gauges.read(gateway)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gateway.telemetry.access_log import hidden
 from gateway.telemetry.recent_requests import RecentRequests
 from policies.admission.decisions import Reject
-from policies.admission.explanation import Explanation, in_seconds, sentence, waited_in_words
+from policies.admission.explanation import Explanation, in_seconds, join_sentence, waited_in_words
 
 if TYPE_CHECKING:
     from gateway.pool.pool import Pool
@@ -77,7 +77,7 @@ def _plain(found: Explanation, ahead: dict[str, int], now: float) -> dict[str, A
     flow = found.flow
     waited, told = waited_in_words(found.waited_s, ahead, flow.tenant), found.expected_s
     return {
-        "sentence": sentence(
+        "sentence": join_sentence(
             found.request_id, flow.tenant, found.reason, waited, f"was told {in_seconds(told)}" if told else ""
         ),
         "state": found.state,

@@ -23,8 +23,8 @@ from gateway.telemetry.metric_families import family, single
 if TYPE_CHECKING:
     from gateway.config.model import Config
     from gateway.pool.replication.ticker import SyncRounds
-    from gateway.pool.shared import Shared
-    from gateway.telemetry.metrics import Metrics
+    from gateway.pool.shared import SharedTables
+    from gateway.telemetry.metrics import RequestMetrics
 
 logger = logging.getLogger("fairgate")
 
@@ -45,8 +45,8 @@ class ReloadResult:
 class OperatedGateway(GatewayProcess, Protocol):
     """A gateway as the admin listener sees it."""
 
-    metrics: Metrics
-    shared: Shared
+    metrics: RequestMetrics
+    shared: SharedTables
     reloading: Reloader
 
     @property
@@ -60,7 +60,7 @@ class OperatedGateway(GatewayProcess, Protocol):
     def is_running(self) -> bool: ...
 
     def faults(self) -> list[str]:
-        """Return the faults of parts that do not work, though traffic may come."""
+        """Return the faults that do not keep the gateway from serving."""
 
     def reopen_log(self, target: str) -> None: ...
     def reload_certificates(self) -> bool: ...
@@ -105,7 +105,7 @@ class Reloader:
         if self._load is None:
             return ReloadResult("unchanged", self.hash, why_not=["there is no file: it was started with --backend"])
         try:
-            config, found_hash, words, why_not = await asyncio.to_thread(_read, self._load, before, parts)
+            config, found_hash, words, why_not = await asyncio.to_thread(_load, self._load, before, parts)
         except ConfigError as error:
             return self._refused([], [str(fault) for fault in error.faults])
         if not words:
@@ -136,7 +136,7 @@ class Reloader:
         yield family("fairgate_backend_draining", draining)
 
 
-def _read(load: Callable[[], Config], before: Config, parts: list[object]) -> tuple[Config, str, list[str], list[str]]:
+def _load(load: Callable[[], Config], before: Config, parts: list[object]) -> tuple[Config, str, list[str], list[str]]:
     """Return the loaded config, its hash, its differences from the one in force, and those that need a restart.
 
     Call it in a thread, since many tenants take seconds.

@@ -1,6 +1,6 @@
 """Gauges of the pools and of the synchronization with other replicas, read when the metrics page is.
 
-Their labels are bounded as the labels of the counters in `Metrics`: a tenant without a label there is "other" here.
+Their labels are bounded as those of the counters in `RequestMetrics`: a tenant without a label there is "other" here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 
 from gateway.pool.parts import parts_of
 from gateway.telemetry.metric_families import Row, family
-from gateway.telemetry.metrics import OTHERS, TENANTS_MAX, Metrics
+from gateway.telemetry.metrics import OTHERS, TENANTS_MAX, RequestMetrics
 from policies.limits.quotas import GROUP, Quotas
 from policies.request import BATCH
 
@@ -39,7 +39,7 @@ _SERVICE: Final = {
 class PoolGauges:
     """Gauges of one gateway. Pools and engines are read on the loop; rendering runs in another thread."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: RequestMetrics) -> None:
         self._metrics = metrics
         self._rows: Rows = {}
         """Rows of the last read. These tables are replaced as a whole, since `collect` runs in another thread."""

@@ -62,7 +62,7 @@ class Backend:
         self.models: dict[str, ModelCard] = {}
         self.prompt_tokens = dict.fromkeys(("input", "cached", "expected", "wrong"), 0)
         """Prompt tokens, how many were cached and expected to be, and the sum of the absolute errors of the latter."""
-        self.tls = config.tls.context() if config.tls is not None else None
+        self.tls = config.tls.make_context() if config.tls is not None else None
         self._address = config.address
         self.upstream = UpstreamPool(
             self.name,

@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from gateway.config.model import Config, PoolConfig
 from gateway.config.sections.backends import BackendConfig
 from gateway.config.sections.limits import Limits
-from gateway.telemetry.background import Background
+from gateway.telemetry.background import Tasks
 from gateway.telemetry.metric_families import Row, family
 
 logger = logging.getLogger("fairgate")
@@ -89,14 +89,14 @@ async def resolve(host: str) -> list[str]:
 class Addresses:
     """The addresses behind the names of all backends that have `each_address`."""
 
-    def __init__(self, resolver: Resolver, background: Background) -> None:
+    def __init__(self, resolver: Resolver, background: Tasks) -> None:
         """Create an empty table. `background` collects the faults of look-ups."""
         self.changed = asyncio.Event()
         """Set when addresses have changed since the last call of `engines`."""
         self._resolver = resolver
         self._limits = Limits()
         self._names: dict[str, FollowedName] = {}
-        self._background = Background(background)
+        self._background = Tasks(background)
 
     async def learn(self, config: Config) -> None:
         """Look up the new names of this configuration, within the time of one look-up."""

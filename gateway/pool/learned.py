@@ -29,14 +29,14 @@ FILE_BYTES_MAX = 64 * 1024 * 1024
 VERSION = 1
 
 
-class _Content(msgspec.Struct, forbid_unknown_fields=True):
+class _LearnedFile(msgspec.Struct, forbid_unknown_fields=True):
     """The decoded file: the snapshot of each pool, by name."""
 
     version: int
     pools: dict[str, object]
 
 
-_decode = msgspec.json.Decoder(_Content).decode
+_decode = msgspec.json.Decoder(_LearnedFile).decode
 
 
 class LearnedFile:
@@ -71,7 +71,7 @@ class LearnedFile:
                 self._path, error, aside,
             )  # fmt: skip
 
-    async def turn(self) -> None:
+    async def run_once(self) -> None:
         """Save, then wait for `INTERVAL_S`."""
         await self.save()
         await asyncio.sleep(INTERVAL_S)
@@ -87,7 +87,7 @@ class LearnedFile:
         """Write the learned state, by a thread, so that no stream waits for the disk. Raise `OperationalError` if that
         fails."""
         pools: dict[str, object] = {name: takeover.snapshot(engine) for name, engine in self._engines.items()}
-        content = msgspec.json.encode(_Content(VERSION, pools))
+        content = msgspec.json.encode(_LearnedFile(VERSION, pools))
         try:
             await asyncio.to_thread(self._write, content)
         except OSError as error:

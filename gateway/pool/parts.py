@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gateway.config.model import Config
 from gateway.config.section import filled
-from gateway.config.sections.groups import GroupConfig, Grouped
+from gateway.config.sections.groups import GroupConfig, TreeNodeConfig
 from policies.limits.quotas import GROUP
 from policies.request import Flow, Request
 from policies.tree.pool_tree import PoolTree
@@ -35,7 +35,7 @@ def parts_of(config: Config) -> dict[str, PoolPart]:
         found[tenant.name] = tenant.weight / whole if tree.is_flat else tree.share(tenant.name, tenant.weight)
         for group in around[tenant.name]:
             found[GROUP + group] += found[tenant.name]
-    sections: dict[str, Grouped] = {GROUP + group.name: group for group in config.groups}
+    sections: dict[str, TreeNodeConfig] = {GROUP + group.name: group for group in config.groups}
     sections |= {tenant.name: tenant for tenant in config.tenants}
     terms = {name: filled(GroupSettings, section) for name, section in sections.items()}
     return {
@@ -46,7 +46,7 @@ def parts_of(config: Config) -> dict[str, PoolPart]:
 def shown(config: Config) -> Iterator[str]:
     """Yield the tree of groups and tenants, one line each, with parts and limits."""
     parts = parts_of(config)
-    inside: dict[str, list[Grouped]] = {}
+    inside: dict[str, list[TreeNodeConfig]] = {}
     for section in (*config.groups, *config.tenants):
         inside.setdefault(section.group or "", []).append(section)
 

@@ -22,15 +22,15 @@ from gateway.config.sections.backends import BackendConfig
 from gateway.pool.backend import PROBE_INTERVAL_S, Backend
 from gateway.pool.breaks import Breaks
 from gateway.pool.dispatcher import Dispatcher
-from gateway.pool.shared import Shared, admission_engine, engine_settings, policy_terms
+from gateway.pool.shared import SharedTables, admission_engine, engine_settings, policy_terms
 from gateway.pool.waiting import WaitingStreams
 from gateway.request.body.payload import Payload
 from gateway.request.estimate import TokenEstimator, exact_counter
 from gateway.request.prefix_hashes import prefix_hashes, salt_of
-from gateway.telemetry.background import Background
+from gateway.telemetry.background import Tasks
 from gateway.telemetry.record import RequestRecord
 from policies.admission.named import named_policy
-from policies.admission.takeover import Setup, Weights, remove_backend, take_over
+from policies.admission.takeover import PoolSettings, Weights, remove_backend, take_over
 from policies.capacity.gauges import EngineFacts
 from policies.placements.least_loaded import least_loaded
 from policies.request import Request, payer
@@ -82,10 +82,10 @@ class Pool:
         config: PoolConfig,
         gateway: Config,
         backends: Mapping[Backend, BackendConfig],
-        shared: Shared,
+        shared: SharedTables,
         settled: Callable[[RequestRecord, str], None],
         estimator: TokenEstimator,
-        background: Background,
+        background: Tasks,
     ):
         """Create a pool. `background` collects the faults of its tasks."""
         self.name = config.name
@@ -103,7 +103,7 @@ class Pool:
         self.waiting: WaitingStreams | None = None
         """Streams before their first byte. None where no `: waiting` comments are configured."""
         self._session: aiohttp.ClientSession | None = None
-        self._background = Background(background)
+        self._background = Tasks(background)
         self._watchers: dict[Backend, list[asyncio.Task[None]]] = {}
         self._readers: dict[Backend, list[asyncio.Task[None]]] = {}
         self._left: set[Backend] = set()
@@ -111,7 +111,7 @@ class Pool:
         self._configure(config, gateway, shared, backends)
 
     def _configure(
-        self, config: PoolConfig, gateway: Config, shared: Shared, backends: Mapping[Backend, BackendConfig]
+        self, config: PoolConfig, gateway: Config, shared: SharedTables, backends: Mapping[Backend, BackendConfig]
     ) -> None:
         """Apply the settings that a reload may change."""
         engine = self.dispatcher.engine
@@ -143,7 +143,7 @@ class Pool:
         self,
         config: PoolConfig,
         gateway: Config,
-        shared: Shared,
+        shared: SharedTables,
         backends: Mapping[Backend, BackendConfig],
         estimator: TokenEstimator | None,
         weights: Weights | None,
@@ -179,7 +179,7 @@ class Pool:
         self._terms = terms
         slots = {backend.name: each.max_num_seqs for backend, each in backends.items()}
         settings = engine_settings(gateway, config, shared)
-        setup = Setup(policy=policy, weights=weights, slots=slots, **settings)
+        setup = PoolSettings(policy=policy, weights=weights, slots=slots, **settings)
         self.dispatcher.carry_out(take_over(engine, setup, self.dispatcher.clock()))
         for backend in backends:
             if is_scraped_otherwise:
@@ -263,7 +263,7 @@ class Pool:
         healthy = [ledgers[name] for name in self.backends if ledgers[name].healthy and name not in besides]
         return self.backends[least_loaded(healthy)] if healthy else None
 
-    def prefix_of(self, payload: Payload, tenant: str) -> tuple[int, ...]:
+    def hash_prefix(self, payload: Payload, tenant: str) -> tuple[int, ...]:
         """Return a prompt's block hashes, if the policy uses prefixes. Tenants have separate hashes where engines
         separate their cached blocks."""
         if self.dispatcher.engine.policy.prefixes is None:
@@ -310,7 +310,7 @@ class Pool:
         observe = partial(self.dispatcher.backend_changed, backend.name)
         if backend.reads_steps and backend.adapter.steps_path is not None:
             backend.feed = StepFeed(client, backend.adapter.steps_path, observe, partial(self._log_feed, backend))
-            readers.append(self._background.repeat(backend.feed.turn, "steps", of))
+            readers.append(self._background.repeat(backend.feed.run_once, "steps", of))
         if backend.adapter.metrics_paths:
             scraper = Scraper(
                 backend.adapter,
@@ -320,7 +320,7 @@ class Pool:
                 feed=backend.feed,
                 standstill=backend.standstill,
             )
-            readers.append(self._background.repeat(scraper.turn, "metrics", of))
+            readers.append(self._background.repeat(scraper.run_once, "metrics", of))
 
     def _unwatch(self, backend: Backend) -> None:
         for task in self._watchers.pop(backend, ()):

@@ -14,10 +14,10 @@ from gateway.config.sections.backends import BackendConfig
 from gateway.pool.backend import Backend, connection_key
 from gateway.pool.engine_addresses import Addresses, Resolver
 from gateway.pool.pool import RETIRE_LOOK_S, Pool, estimator_of
-from gateway.pool.shared import Shared
+from gateway.pool.shared import SharedTables
 from gateway.request.estimate import TokenEstimator
 from gateway.storage.store import PoolIdentity
-from gateway.telemetry.background import Background, OperationalError
+from gateway.telemetry.background import OperationalError, Tasks
 from gateway.telemetry.record import RequestRecord
 from policies.admission.engine import AdmissionEngine
 from policies.admission.takeover import Weights
@@ -60,9 +60,7 @@ class Pools:
     fail.
     """
 
-    def __init__(
-        self, settled: Callable[[RequestRecord, str], None], resolver: Resolver, background: Background
-    ) -> None:
+    def __init__(self, settled: Callable[[RequestRecord, str], None], resolver: Resolver, background: Tasks) -> None:
         """Create an empty table.
 
         Args:
@@ -77,7 +75,7 @@ class Pools:
         self.engines: dict[str, AdmissionEngine] = {}
         self.addresses = Addresses(resolver, background)
         self._settled = settled
-        self._background = Background(background)
+        self._background = Tasks(background)
         self._session: aiohttp.ClientSession | None = None
 
     def with_leaving(self) -> list[Pool]:
@@ -118,7 +116,7 @@ class Pools:
             await backend.close()
 
     def commit(
-        self, config: Config, shared: Shared, prepared: Sequence[PoolPlan], weights: Weights | None = None
+        self, config: Config, shared: SharedTables, prepared: Sequence[PoolPlan], weights: Weights | None = None
     ) -> None:
         """Apply the configuration with its prepared resources. `weights`: the changed weights of tenants."""
         before, self.all = self.all, []

@@ -18,7 +18,7 @@ from policies.admission.named import named_policy
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.overload import OverloadSettings
 from policies.interactions import Interactions, InteractionSettings
-from policies.limits.quotas import GROUP, KEY, Quota, Quotas, user_of
+from policies.limits.quotas import GROUP, KEY, Quota, Quotas, user_member
 from policies.limits.throttle import ThrottleSettings
 from policies.orders.policy_entries import POLICIES
 from policies.placements.placement import Assignment
@@ -29,7 +29,7 @@ from policies.tree.terms import Tree
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedTables:
     """Tables that several admission engines use; None where the config does not need one."""
 
     interactions: Interactions | None
@@ -38,7 +38,7 @@ class Shared:
     tree: Tree
 
     @classmethod
-    def of(cls, config: Config) -> Shared:
+    def from_config(cls, config: Config) -> SharedTables:
         knows_interactions = POLICIES[config.policy.name].order.knows_interactions
         quotas = quotas_of(config)
         return cls(
@@ -48,14 +48,14 @@ class Shared:
             config.tree,
         )
 
-    def read(self, before: Config, config: Config) -> Shared:
+    def read(self, before: Config, config: Config) -> SharedTables:
         """Return the tables of another configuration, for `taken_over`. Safe in any thread, since tenants may be
         many."""
-        fresh = Shared.of(config)
+        fresh = SharedTables.from_config(config)
         is_kept = (before.interactions, before.apps) == (config.interactions, config.apps)
         return replace(fresh, claims=self.claims) if is_kept and self.claims and fresh.claims else fresh
 
-    def taken_over(self, fresh: Shared, config: Config) -> Shared:
+    def taken_over(self, fresh: SharedTables, config: Config) -> SharedTables:
         """Return the tables under another configuration, with all counts and open interactions.
 
         No table is ever removed, since requests may be recorded in it. The first limits of all create counts that start
@@ -81,7 +81,7 @@ def quotas_of(config: Config) -> Quotas:
     """Return the limits of tenants, of their groups and of their keys."""
     own = _with_models(limited(config))
     for one in config.tenants:
-        own |= {user_of(one.name, user.name): filled(Quota, user.quota or QuotaConfig()) for user in one.users}
+        own |= {user_member(one.name, user.name): filled(Quota, user.quota or QuotaConfig()) for user in one.users}
     names = {tenant: [GROUP + group for group in groups] for tenant, groups in config.around.items()}
     around = {tenant: [name for name in groups if name in own] for tenant, groups in names.items() if groups}
     of_models = {model: filled(Quota, one) for model, one in config.quota.per_model.items()}
@@ -90,7 +90,7 @@ def quotas_of(config: Config) -> Quotas:
     calendar = None if config.calendar is None else calendar_of(config.calendar)
     found = Quotas(
         filled(Quota, config.quota), own, around, of_models,
-        prices=prices, calendar=calendar, tenants_max=config.bounds.of("quotas"),
+        prices=prices, calendar=calendar, tenants_max=config.bounds.size("quotas"),
     )  # fmt: skip
     for counts in found.windows:  # the clock of stored usage
         counts.epoch_s = time.time() - time.monotonic()
@@ -115,23 +115,23 @@ def limited(config: Config) -> dict[str, ModelQuotasConfig]:
 
 def _claims(config: Config) -> ClaimReader:
     own_rules = {app.name: app.interactions for app in config.apps if app.interactions is not None}
-    return ClaimReader(config.interactions, own_rules, flows_max=config.bounds.of("texts"))
+    return ClaimReader(config.interactions, own_rules, flows_max=config.bounds.size("texts"))
 
 
 def _settings(config: Config) -> InteractionSettings:
     bounds = config.bounds
     return filled(
-        InteractionSettings, config.interactions, open_max=bounds.of("interactions"), apps_max=bounds.of("paces")
+        InteractionSettings, config.interactions, open_max=bounds.size("interactions"), apps_max=bounds.size("paces")
     )
 
 
-def admission_engine(gateway: Config, pool: PoolConfig, shared: Shared) -> AdmissionEngine:
+def admission_engine(gateway: Config, pool: PoolConfig, shared: SharedTables) -> AdmissionEngine:
     """Create the admission engine of a pool, without backends."""
     return AdmissionEngine(named_policy(**policy_terms(gateway, pool)), **engine_settings(gateway, pool, shared))
 
 
-def engine_settings(gateway: Config, pool: PoolConfig, shared: Shared) -> dict[str, Any]:
-    """Return the settings that a new admission engine and the `Setup` of one in use share."""
+def engine_settings(gateway: Config, pool: PoolConfig, shared: SharedTables) -> dict[str, Any]:
+    """Return the settings that a new admission engine and the `PoolSettings` of one in use share."""
     return {
         "limits": filled(QueueLimits, gateway.limits, queue_bytes_max=gateway.bounds.queue_bytes),
         "capacity": filled(CapacitySettings, pool.capacity),
@@ -139,7 +139,7 @@ def engine_settings(gateway: Config, pool: PoolConfig, shared: Shared) -> dict[s
         "interactions": shared.interactions,
         "quotas": shared.quotas,
         "tree": shared.tree,
-        "remembered": HistoryLimits(*[gateway.bounds.of(table) for table in ("decisions", "lengths")]),
+        "remembered": HistoryLimits(*[gateway.bounds.size(table) for table in ("decisions", "lengths")]),
     }
 
 
@@ -157,6 +157,6 @@ def policy_terms(gateway: Config, pool: PoolConfig) -> PolicyTerms:
         settings["throttle"] = filled(ThrottleSettings, gateway.throttle)
     placement = gateway.policy.placement or entry.placement or USUAL_PLACEMENT
     queues = pool.engines_max(gateway.limits) if issubclass(PLACEMENTS[placement].placement, Assignment) else 1
-    flows_max = max(1, gateway.bounds.of("flows") // queues)
+    flows_max = max(1, gateway.bounds.size("flows") // queues)
     bounds = {"flows_max": flows_max, "blocks_max": gateway.bounds.blocks}
     return {"name": gateway.policy.name, "placement": placement, **bounds, **settings}

@@ -28,7 +28,7 @@ from gateway.http.sockets import listener_of_all_families, listening
 from gateway.http.tls.certificates import Certificates
 from gateway.http.tls.protocol import TlsProtocol
 from gateway.keys.identity import Keyring, MintedKey
-from gateway.keys.issued import Follower
+from gateway.keys.issued import KeyReader
 from gateway.keys.stored_responses import StoredResponses
 from gateway.operator.admin_listener import admin_app, admin_runner, worker_app
 from gateway.operator.operated import Reloader
@@ -38,7 +38,7 @@ from gateway.pool.engine_addresses import Resolver, resolve
 from gateway.pool.learned import LearnedFile
 from gateway.pool.pool import Pool
 from gateway.pool.pools import CannotTakeOver, Pools, pool_identities_of
-from gateway.pool.shared import Shared
+from gateway.pool.shared import SharedTables
 from gateway.process.listener_limits import server_limits
 from gateway.process.sharing import replicate, store_of
 from gateway.proxy.batches.batch_lane import BatchLane
@@ -49,11 +49,11 @@ from gateway.request.cors import Cors
 from gateway.request.routes import Routes
 from gateway.storage.store_errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.access_log import AccessLog
-from gateway.telemetry.background import Background
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.background import Tasks
+from gateway.telemetry.metrics import RequestMetrics
 from gateway.telemetry.recent_requests import RecentRequests
 from gateway.telemetry.record import RequestRecord
-from gateway.telemetry.trace import Sampler
+from gateway.telemetry.trace import TraceSampler
 
 if TYPE_CHECKING:
     from gateway.config.sections.limits import ModelQuotasConfig
@@ -89,10 +89,10 @@ class Gateway:
         self._listeners = listeners
         self._admin_listener = admin_listener
         self._worker_slot = worker_slot
-        self.metrics = Metrics()
-        self.recent = RecentRequests(config.bounds.of("ends"))
-        self.shared = Shared.of(config)
-        self._background = Background()
+        self.metrics = RequestMetrics()
+        self.recent = RecentRequests(config.bounds.size("ends"))
+        self.shared = SharedTables.from_config(config)
+        self._background = Tasks()
         self.metrics.registry.register(self._background)
         self._pools = Pools(self._settled, resolver, self._background)
         self.metrics.registry.register(self._pools.addresses)
@@ -105,24 +105,24 @@ class Gateway:
         self._subscribers: list[Callable[[RequestRecord], None]] = [
             self.metrics.settled, self.recent.ended, self._access_log.write,
         ]  # fmt: skip
-        callers_max, mints = config.bounds.of("rates") // 2, not config.issues_keys
+        callers_max, mints = config.bounds.size("rates") // 2, not config.issues_keys
         self._keyring = Keyring(
             config.tenants, config.groups, open_access=config.open_access, mints=mints, guessers_max=callers_max
         )
         self._keyring.on_learned = self._learn
         self.usage: UsageRecorder | None = None
         self.spans: SpanExport | None = None
-        self._follower: Follower | None = None
+        self._follower: KeyReader | None = None
         self._lane: BatchLane | None = None
         self._self_service: SelfService | None = None
         self.store, self.keys = store_of(config, worker_slot)
         self.sync_rounds: Sequence[SyncRounds] = ()
         self.replicas: Replicas | None = None
         self._learned: LearnedFile | None = None
-        self._certificates = Certificates(config.tls.context, config.tls.files) if config.tls is not None else None
+        self._certificates = Certificates(config.tls.make_context, config.tls.files) if config.tls is not None else None
         self._bypass_limiter = BypassLimiter(config.limits.unqueued_max, config.limits.unqueued_per_s, callers_max)
-        self.responses = StoredResponses(config.bounds.of("responses"), self.store)
-        sampler = None if config.tracing is None else Sampler(config.tracing.sample_ratio)
+        self.responses = StoredResponses(config.bounds.size("responses"), self.store)
+        sampler = None if config.tracing is None else TraceSampler(config.tracing.sample_ratio)
         pipeline = self._pipeline = Pipeline(
             self._keyring, self._settled, self._bypass_limiter, self.responses, sampler
         )
@@ -135,7 +135,7 @@ class Gateway:
         self._session: aiohttp.ClientSession | None = None
         self._admin: web.AppRunner | None = None
         self._is_stopping = False
-        self._closing_logs = Background()
+        self._closing_logs = Tasks()
         self.reloading = Reloader(self, load)
 
     @property
@@ -170,7 +170,7 @@ class Gateway:
             faults.append(f"usage is not written: {self.usage.fault}")
         return faults
 
-    def state(self) -> str | None:
+    def store_state(self) -> str | None:
         """State of the shared store, or None where the config has none."""
         if self.store is None:
             return None
@@ -204,7 +204,7 @@ class Gateway:
             await self.store.open()
         except StoreUnavailable:
             pass  # the store logs the error and keeps trying
-        self._background.repeat(self.store.turn, "store")
+        self._background.repeat(self.store.run_once, "store")
 
     async def _open_pools(self) -> None:
         """Open the pools, and what their requests are counted, checked and recorded by."""
@@ -217,14 +217,14 @@ class Gateway:
         if config.usage is not None:
             await self._count_usage(config.usage)
         if self.keys is not None:
-            self._follower = Follower(self.keys, self._keyring)
-            self._background.repeat(self._follower.turn, "keys")
+            self._follower = KeyReader(self.keys, self._keyring)
+            self._background.repeat(self._follower.run_once, "keys")
         if config.tracing is not None:
             self._follow_traces(config.tracing)
         if config.state_file is not None:
             self._learned = LearnedFile(Path(config.state_file), self._pools.engines)
             self._learned.restore()
-            self._background.repeat(self._learned.turn, "state_file")
+            self._background.repeat(self._learned.run_once, "state_file")
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3))
         if config.jwt:
             from gateway.keys.issuers import Issuers  # cryptography is loaded only where tokens are checked
@@ -232,7 +232,7 @@ class Gateway:
             self._keyring.tokens = Issuers(config.jwt, self._session, self._background)
         await self._pools.watch(self._session)
         if self._certificates is not None:
-            self._background.repeat(self._certificates.turn, "certificates")
+            self._background.repeat(self._certificates.run_once, "certificates")
         self._background.repeat(self._follow_addresses, "engines")
 
     async def _count_usage(self, usage: UsageConfig) -> None:
@@ -245,7 +245,7 @@ class Gateway:
         self.metrics.registry.register(self.usage)
         self._subscribers.append(self.usage.settled)
         await self.usage.open()
-        self._background.repeat(self.usage.turn, "usage")
+        self._background.repeat(self.usage.run_once, "usage")
         if self.keys is None:
             self.keys = DatabaseKeys(self.usage.database)
 
@@ -327,7 +327,7 @@ class Gateway:
         self._direct()
         self._server.set(server_limits(config), TrustedProxies(config.trusted_proxies))
         if self._certificates is not None and config.tls is not None and config.tls != before.tls:
-            self._certificates.set(config.tls.context, config.tls.files)
+            self._certificates.set(config.tls.make_context, config.tls.files)
         self._reject_revoked()
         if self.store is not None:
             self.store.pools = pool_identities_of(config)
@@ -405,7 +405,7 @@ class Gateway:
                 exchange.stop(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
 
     async def _close(self) -> None:
-        """Close everything, what others use last."""
+        """Close all parts. Parts that other parts use are closed last."""
         await self._background.stop()
         for each in (self._self_service, self._learned, self._pools, self._session):
             if each is not None:

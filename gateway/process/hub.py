@@ -23,7 +23,7 @@ from gateway.operator.admin_listener import admin_runner
 from gateway.operator.of_workers import WorkersClient, workers_app
 from gateway.storage.hub.exchange_server import ExchangeServer
 from gateway.storage.store_errors import StoreError
-from gateway.telemetry.background import Background
+from gateway.telemetry.background import Tasks
 from policies.limits.quotas import WINDOWS
 from policies.limits.sliding_counts import NOTHING
 from policies.replicas.messages import CountDelta
@@ -57,7 +57,7 @@ async def serve_hub(config: Config, load: Callable[[], Config] | None, child: Ch
     loop.add_signal_handler(signal.SIGTERM, lambda: None)  # the hub ends after the workers
     server = ExchangeServer(run_directory)
     exchange, admin = child.listeners
-    continuing = Background().start(continue_quotas(config, server, is_first=child.lives == 1))
+    continuing = Tasks().start(continue_quotas(config, server, is_first=child.lives == 1))
     await asyncio.wait({continuing}, timeout=USAGE_S)
     await server.listen(exchange)
     workers = WorkersClient(config, [run_directory.worker(index) for index in range(run_directory.workers)])

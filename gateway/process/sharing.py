@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gateway.config.model import Config
 from gateway.operator.operated import OperatedGateway
 from gateway.pool.pools import pool_identities_of
-from gateway.telemetry.background import Background
+from gateway.telemetry.background import Tasks
 
 if TYPE_CHECKING:
     from gateway.keys.issued import KeyTable
@@ -36,7 +36,7 @@ def store_of(config: Config, worker_slot: WorkerSlot | None) -> tuple[Store | No
 
 
 def replicate(
-    gateway: OperatedGateway, responses: StoredResponses, store: Store, background: Background, slot: WorkerSlot | None
+    gateway: OperatedGateway, responses: StoredResponses, store: Store, background: Tasks, slot: WorkerSlot | None
 ) -> tuple[Sequence[SyncRounds], Replicas]:
     """Start the sync rounds, the prefix broadcasts and the answers to questions of other gateways, and return them."""
     from gateway.operator.snapshots.of_replicas import Replicas
@@ -60,7 +60,7 @@ def replicate(
     background.repeat(responses.report, "responses sent")
     background.repeat(responses.listen, "responses received")
     for each in rounds:
-        background.repeat(each.turn, "exchange", each.about)
+        background.repeat(each.run_once, "exchange", each.about)
     for pool in pools:
         background.repeat(LearnedSync(store, pool.name, pool.dispatcher.engine).sync_once, "lessons", pool.name)
         if pool.dispatcher.engine.policy.prefixes is not None:

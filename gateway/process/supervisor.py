@@ -138,7 +138,7 @@ def supervise(
             "the hub",
             serve_hub,
             WorkerSlot(-1, run_directory),
-            (unix_listener(run_directory.exchange), admin),
+            (open_unix_listener(run_directory.exchange), admin),
             liveness_pipe,
         )
         workers = [
@@ -197,7 +197,7 @@ def reloaded(config: Config, load: Callable[[], Config] | None) -> Config:
     return config if needs_restart(config, changes(config, fresh), fresh) else fresh
 
 
-def unix_listener(path: str) -> socket.socket:
+def open_unix_listener(path: str) -> socket.socket:
     made = socket.socket(socket.AF_UNIX)
     made.bind(path)
     made.listen(socket.SOMAXCONN)

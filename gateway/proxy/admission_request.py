@@ -83,7 +83,7 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
         streamed=context.stream,
         system_tokens=system_tokens,
         claim=claim,
-        prefix=pool.prefix_of(payload, context.tenant) if generates else (),
+        prefix=pool.hash_prefix(payload, context.tenant) if generates else (),
         engine=context.engine,
         adapter=payload.model if pool.is_adapter(payload.model) else "",
         client_id=context.client_id,

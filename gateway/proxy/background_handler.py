@@ -13,7 +13,7 @@ from gateway.http.headers import Header
 from gateway.proxy.pipeline import JSON, Pipeline
 from gateway.proxy.request_context import RequestContext
 from gateway.storage.store_errors import StoreError
-from gateway.telemetry.background import Background
+from gateway.telemetry.background import Tasks
 from gateway.telemetry.record import Outcome
 
 NO_STORE: Final[Header] = (b"cache-control", b"no-store")
@@ -29,7 +29,7 @@ class BackgroundHandler:
     def __init__(self, pipeline: Pipeline, answer: Callable[[RequestContext], Awaitable[Any]]) -> None:
         """Create the handler. `answer` returns a value for JSON, or None if it has sent the answer itself, and raises
         ApiError or StoreError."""
-        self.tasks = Background()
+        self.tasks = Tasks()
         self._pipeline = pipeline
         self._answer = answer
 

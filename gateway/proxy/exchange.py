@@ -26,14 +26,14 @@ from backends.answers.answer_usage import made_bytes, read_answer, usage_finder,
 from backends.answers.body import Usage
 from backends.answers.members import MemberFinder
 from backends.answers.sse import Dialect, StreamMeter, is_event_stream
-from backends.upstream_errors import ProtocolViolation, ReadTimedOut, UpstreamError
+from backends.upstream_errors import ProtocolViolation, ReadTimeout, UpstreamError
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import Header, content_type, header_of, is_json, is_text, retry_after_s
 from gateway.proxy.account import believed, works_on
 from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX
 from gateway.proxy.model_name_filter import ModelNameFilter
 from gateway.proxy.refusals import failure_error, refusal_error, revoked_key_error
-from gateway.proxy.relay import HELD, RELAYED, RETURNED, STREAMED, Ending, Phase, Relay
+from gateway.proxy.relay import HELD, RELAYED, RETURNED, STREAMED, JsonEndCheck, Phase, Relay
 from gateway.proxy.request_context import RequestContext
 from gateway.request.interaction_claim import answer_keys
 from gateway.telemetry.record import NO_SERVICE, Outcome
@@ -58,14 +58,14 @@ class Exchange(Relay):
         "_pool", "request",
     )  # fmt: skip
 
-    _ending: Ending
+    _ending: JsonEndCheck
     """Check of an answer in one piece that is relayed as it comes, while `_finder` searches it for its usage."""
 
     def __init__(self, context: RequestContext, request: Request, upstream_head: bytes) -> None:
         super().__init__(context, upstream_head)
         self.request = request
         self._pool = context.serving_pool
-        self._name_filter = ModelNameFilter.of(context.payload)
+        self._name_filter = ModelNameFilter.for_payload(context.payload)
         self._held_bytes = 0
         self._begin_answer()
 
@@ -112,7 +112,7 @@ class Exchange(Relay):
         self.request = self.context.request = request
         self.context.model = self.context.payload.model
         self._pool = self.context.serving_pool = pool
-        self._name_filter = ModelNameFilter.of(self.context.payload)
+        self._name_filter = ModelNameFilter.for_payload(self.context.payload)
 
     def reject(self, error: ApiError, service: ServiceTokens | None = None) -> None:
         """Reject a request that waits, or that an engine has returned after this service."""
@@ -197,7 +197,7 @@ class Exchange(Relay):
             self._complete_stream(self._meter)  # the answer is complete, only its transport is not
             return
         self._pool.answered(backend, self.context.tenant, error, self.context.dispatched_s)
-        timed_out = isinstance(error, ReadTimedOut)
+        timed_out = isinstance(error, ReadTimeout)
         if error.before_first_byte and not timed_out and self._may_try_again(backend, call.sends):
             self._requeue(Failure.DROPPED if call.sends else Failure.UNREACHED)
             if call.sends and not self._pool.has_other(backend):
@@ -302,7 +302,7 @@ class Exchange(Relay):
             self._drop_held()
             self._finder = usage_finder()
             self._finder.feed(held)
-            self._ending = Ending(self._headers)
+            self._ending = JsonEndCheck(self._headers)
             self._ending.feed(held)
             self.context.begin_answer(self._status, self._headers, self._with_client_model(held))
 

@@ -17,7 +17,7 @@ from gateway.proxy.exchange import Exchange
 from gateway.proxy.refusals import refusal_error
 from policies.admission.decisions import Reject
 from policies.admission.takeover import has_place
-from policies.request import Refusal
+from policies.request import RejectReason
 
 logger = logging.getLogger("fairgate")
 
@@ -34,7 +34,7 @@ def fail_over(pool: Pool, waiting: Sequence[Exchange]) -> None:
     for each in waiting:
         is_moved = other is not None and not each.request.progress.rests
         if not is_moved and not pool.awaits_start(each.request):
-            each.reject(refusal_error(Reject(each.request.id, Refusal.NO_BACKEND, 1.0), pool.again_s()))
+            each.reject(refusal_error(Reject(each.request.id, RejectReason.NO_BACKEND, 1.0), pool.again_s()))
 
 
 def _move(waiting: Sequence[Exchange], pool: Pool, other: Pool, model: str) -> None:
@@ -48,7 +48,7 @@ def _move(waiting: Sequence[Exchange], pool: Pool, other: Pool, model: str) -> N
         if body_bytes >= MOVED_BYTES_MAX or not has_place(other.dispatcher.engine, exchange.request):
             break
         if not other.takes(exchange.request):  # an engine of `other` went away with this request before
-            why = Reject(exchange.request.id, Refusal.BACKEND_FAILED, 1.0)
+            why = Reject(exchange.request.id, RejectReason.BACKEND_FAILED, 1.0)
             exchange.reject(refusal_error(why, other.again_s()))
             continue
         body_bytes += exchange.request.body_bytes

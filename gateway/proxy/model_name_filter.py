@@ -29,7 +29,7 @@ class ModelNameFilter:
     __slots__ = ("_instead", "_nesting", "_parent")
 
     @classmethod
-    def of(cls, payload: Payload) -> ModelNameFilter | None:
+    def for_payload(cls, payload: Payload) -> ModelNameFilter | None:
         """Return the filter for a request, or None if both names are equal."""
         return None if payload.asked in ("", payload.model) else cls(payload.asked)
 

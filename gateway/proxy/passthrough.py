@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from backends.upstream_errors import ConnectFailed, ProtocolViolation, ReadTimedOut, UpstreamError
+from backends.upstream_errors import ConnectFailed, ProtocolViolation, ReadTimeout, UpstreamError
 from gateway.http.errors import Reason
 from gateway.http.headers import RESPONSE_DROPPED, Header, forwarded
 from gateway.pool.backend import Backend
 from gateway.pool.pool import Pool
 from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX
 from gateway.proxy.refusals import failure_error
-from gateway.proxy.relay import HELD, RELAYED, RETURNED, Ending, Phase, Relay
+from gateway.proxy.relay import HELD, RELAYED, RETURNED, JsonEndCheck, Phase, Relay
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.payload import Payload
 from gateway.request.bypass_limiter import BypassLimiter
@@ -41,11 +41,11 @@ class PassThrough(Relay):
         self._settled = settled
         self._payload = payload
         """The body, until an engine answers; None without one."""
-        self._ending = Ending([])
+        self._ending = JsonEndCheck([])
         self._error = b""
 
     def begin(self) -> None:
-        """Count the request as running and send it. Counted no sooner, since only its end releases the count."""
+        """Count the request as running, and send it. Only the end of the request releases the count."""
         backend = next(self._engines)
         self._bypass_limiter.begin(self.context.tenant)
         self._upstream_head = self.context.upstream_head()
@@ -55,7 +55,7 @@ class PassThrough(Relay):
     def head_received(self, status: int, headers: list[Header]) -> None:
         self._upstream_head, self._payload = b"", None
         self._status, self._headers = status, headers
-        self._ending = Ending(headers)
+        self._ending = JsonEndCheck(headers)
         is_error = status >= 300 and status != 304  # 304 confirms the client's copy
         self.phase = (HELD if is_error else RELAYED)[self.phase]
 
@@ -97,7 +97,7 @@ class PassThrough(Relay):
             self.phase = RETURNED[self.phase]
             self.send(other, self._payload)
             return
-        timed_out = isinstance(error, ReadTimedOut)
+        timed_out = isinstance(error, ReadTimeout)
         reason = Reason.BACKEND_FAILED if self._call.sends else Reason.NO_BACKEND
         reason = Reason.BACKEND_TIMEOUT if timed_out else reason
         what = failure_error(reason, "the engine did not answer", self.context.id, self.backend.again_s)

@@ -21,7 +21,7 @@ from gateway.http.errors import ApiError, Reason, dialect_of
 from gateway.http.headers import Header, header_of
 from gateway.http.responder import Responder
 from gateway.keys.identity import Keyring, Principal, expired
-from gateway.keys.stored_responses import Stored, StoredResponses, unknown
+from gateway.keys.stored_responses import ResponseLocation, StoredResponses, unknown
 from gateway.pool.pool import Pool
 from gateway.proxy.admission_request import admission_request
 from gateway.proxy.exchange import Exchange
@@ -35,7 +35,7 @@ from gateway.request.bypass_limiter import BypassLimiter
 from gateway.request.cors import Cors
 from gateway.request.routes import MODELS, RouteKind, Routes
 from gateway.telemetry.record import NO_SERVICE, Outcome, RequestRecord
-from gateway.telemetry.trace import Sampler
+from gateway.telemetry.trace import TraceSampler
 from policies.request import Request, State
 
 logger = logging.getLogger("fairgate")
@@ -63,7 +63,7 @@ class Pipeline:
         settled: Callable[[RequestRecord, str], None],
         bypass_limiter: BypassLimiter,
         responses: StoredResponses,
-        sampler: Sampler | None,
+        sampler: TraceSampler | None,
     ) -> None:
         """Create a pipeline, which needs `take_over` first. `sampler` chooses the requests that are traced; None traces
         none."""
@@ -274,7 +274,7 @@ class Pipeline:
             context.model = payload.model
         return pool
 
-    def _pool_of_response(self, context: RequestContext, id: str) -> tuple[Pool, Stored]:
+    def _pool_of_response(self, context: RequestContext, id: str) -> tuple[Pool, ResponseLocation]:
         """Return the pool of a stored response and the response's location, or raise `ApiError` 404."""
         stored = self.responses.find(context.principal, id, time.monotonic())
         pool = self._pool_of(stored.model)
@@ -287,9 +287,9 @@ class Pipeline:
         model = self._aliases.get(asked, asked)
         if not principal.may_ask(asked) and (model == asked or not principal.may_ask(model)):
             raise _model_not_allowed(asked, principal)
-        return model or self._unnamed_model()
+        return model or self._default_model()
 
-    def _unnamed_model(self) -> str:
+    def _default_model(self) -> str:
         """Return the model of the only pool, for requests that name none; "" if no engine has reported its models.
 
         Raise ApiError if there are several pools. The name is written into the body, because limits, prices and the log

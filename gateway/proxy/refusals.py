@@ -11,26 +11,26 @@ from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import Header
 from policies.admission.decisions import Reject
 from policies.limits.quotas import DAY_S
-from policies.request import Limit, Refusal
+from policies.request import Limit, RejectReason
 
 JITTER: Final = 0.1
 """Greatest part by which a retry time is extended, so that clients refused together come back apart."""
 
 MESSAGES: Final = {
-    Refusal.QUEUE_FULL: "too many of your requests are waiting for this model; slow down",
-    Refusal.QUEUE_TIMEOUT: "no engine could take this request in time; try again later",
-    Refusal.NO_BACKEND: "no engine that serves this model is in service, or none could be reached",
-    Refusal.BACKEND_FAILED: "the engine went away, and no other one could take the request",
-    Refusal.SERVER_BUSY: "the engines that serve this model refuse this request for now",
-    Refusal.RATE_LIMITED: "you are beyond your limit of requests; try again later",
-    Refusal.OVER_USER_LIMIT: "the engines are overloaded, and this user asks for too much",
-    Refusal.OVER_APP_LIMIT: "the engines are overloaded, and this app asks for too much",
-    Refusal.WORKING_SET: (
+    RejectReason.QUEUE_FULL: "too many of your requests are waiting for this model; slow down",
+    RejectReason.QUEUE_TIMEOUT: "no engine could take this request in time; try again later",
+    RejectReason.NO_BACKEND: "no engine that serves this model is in service, or none could be reached",
+    RejectReason.BACKEND_FAILED: "the engine went away, and no other one could take the request",
+    RejectReason.SERVER_BUSY: "the engines that serve this model refuse this request for now",
+    RejectReason.RATE_LIMITED: "you are beyond your limit of requests; try again later",
+    RejectReason.OVER_USER_LIMIT: "the engines are overloaded, and this user asks for too much",
+    RejectReason.OVER_APP_LIMIT: "the engines are overloaded, and this app asks for too much",
+    RejectReason.WORKING_SET: (
         "interactions under way fill the engines' KV cache, and a new one would wait for longer than it may; come back "
         "later. Calls of interactions under way are still served"
     ),
-    Refusal.INTERNAL_ERROR: "the gateway failed on this request",
-    Refusal.WAIT_TOO_LONG: "this request would wait for longer than x-fairgate-wait-s-max says",
+    RejectReason.INTERNAL_ERROR: "the gateway failed on this request",
+    RejectReason.WAIT_TOO_LONG: "this request would wait for longer than x-fairgate-wait-s-max says",
 }
 """Message for the client. The error's code is the `Reason` of this name."""
 _WHO: Final = {"user": "this user", "app_user": "this user in this app", "app": "this app, over all its users,"}
@@ -63,7 +63,7 @@ def refusal_error(decision: Reject, again_s: float) -> ApiError:
         retry_after_s = _spread(retry_after_s, decision.id)
     headers: list[Header] = []
     # The caller is not willing to wait, and a client library would.
-    should_retry = False if decision.reason is Refusal.WAIT_TOO_LONG else None
+    should_retry = False if decision.reason is RejectReason.WAIT_TOO_LONG else None
     if limit is not None:
         retry_after_s = min(retry_after_s, limit.window_s)
         headers = rate_limit_headers((limit._replace(reset_s=retry_after_s),))
@@ -86,10 +86,10 @@ def _spread(wait_s: float, request_id: str) -> float:
     return wait_s * (1.0 + JITTER * (crc32(request_id.encode()) % 1024) / 1024)
 
 
-def _at_limit(reason: Refusal, limit: Limit, retry_after_s: float) -> str:
+def _at_limit(reason: RejectReason, limit: Limit, retry_after_s: float) -> str:
     """Return the sentence on a reached limit."""
     again = f"come back in {in_words(retry_after_s)}"
-    if reason is Refusal.RATE_LIMITED:
+    if reason is RejectReason.RATE_LIMITED:
         name, _, group = limit.name.partition(" ")
         what = _ALWAYS_ON.get(name, "{limit} " + name).format(limit=limit.limit)
         who = f"{group[1:-1]} is at its" if group else "you are at your"

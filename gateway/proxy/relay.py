@@ -50,7 +50,7 @@ ENDED: Final[dict[Phase, Phase]] = dict.fromkeys([phase for phase in Phase if ph
 _CLOSES: Final = {b"{": b"}", b"[": b"]"}
 
 
-class Ending:
+class JsonEndCheck:
     """A check of an answer that is relayed as it comes: the last byte of JSON must close what the first one opened."""
 
     __slots__ = ("_first", "_is_json", "_last")
@@ -67,7 +67,7 @@ class Ending:
 
     @property
     def is_missing(self) -> bool:
-        """Return whether the end is missing, after the last bytes."""
+        """Return whether the bytes fed so far lack the end of the JSON."""
         return self._last != _CLOSES.get(self._first, self._last)
 
 
@@ -107,7 +107,7 @@ class Relay:
             self._call.cancel()
 
     def fail_with_error(self, body: bytes) -> None:
-        """End with the engine's error."""
+        """End the answer with the engine's error."""
         error = engine_error(self.backend.name, self._status, body, retry_after_s(self._headers))
         self.context.error(error, is_engines=self.context.request is not None)
         self.end(outcome_of(error), f"status_{self._status}")

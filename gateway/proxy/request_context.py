@@ -125,7 +125,7 @@ class RequestContext(HttpRequest):
         if responder.started:
             responder.write(comment)
         else:
-            responder.start(200, self._with_own([*EVENT_STREAM]), first=comment)
+            responder.start(200, self._add_own_fields([*EVENT_STREAM]), first=comment)
 
     def stop_waiting(self) -> None:
         """End the comments."""
@@ -143,12 +143,12 @@ class RequestContext(HttpRequest):
         if responder.started:
             responder.write(WAITED + first)
         else:
-            responder.start(status, self._with_own(forwarded(headers, RESPONSE_DROPPED)), first=first)
+            responder.start(status, self._add_own_fields(forwarded(headers, RESPONSE_DROPPED)), first=first)
 
     def answer(self, status: int, headers: list[Header], body: bytes) -> None:
         """Send an engine's answer in one piece. No part of it has been sent before."""
         self.stop_waiting()
-        self.responder.respond(status, self._with_own(forwarded(headers, RESPONSE_DROPPED)), body)
+        self.responder.respond(status, self._add_own_fields(forwarded(headers, RESPONSE_DROPPED)), body)
 
     def gives_out(self, id: str) -> None:
         """Remember the tenant and the engine of a stored response. An empty id is ignored."""
@@ -167,7 +167,7 @@ class RequestContext(HttpRequest):
         if responder.closed:
             return
         if not responder.started:
-            own = self._with_own([]) if is_engines else [self.id_field()]
+            own = self._add_own_fields([]) if is_engines else [self.id_field()]
             responder.respond(error.status, [*error.headers(), *own], error.body(dialect))
         elif is_within:
             responder.abort()
@@ -187,7 +187,7 @@ class RequestContext(HttpRequest):
         """Return the header field with the request's id."""
         return b"x-request-id", self.id.encode()
 
-    def _with_own(self, fields: list[Header]) -> list[Header]:
+    def _add_own_fields(self, fields: list[Header]) -> list[Header]:
         """Return these header fields with those that need no engine: id, expected wait and rate limits."""
         fields.append(self.id_field())
         wait = self.request.progress.wait if self.request is not None else None

@@ -28,7 +28,7 @@ class TooManyItemsError(Exception):
     """A body has more members, or a conversation more turns, than are decoded."""
 
 
-class _Decoded:
+class _ItemCounter:
     """A counter of the items that msgspec may still decode. Only a callback can stop msgspec within a body."""
 
     left = 0
@@ -39,7 +39,7 @@ class _Decoded:
             raise TooManyItemsError
 
 
-_decoded: Final = _Decoded()
+_decoded: Final = _ItemCounter()
 
 
 class StreamOptions(msgspec.Struct):

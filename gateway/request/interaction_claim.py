@@ -27,8 +27,8 @@ from gateway.request.body.payload import Payload
 from gateway.request.conversation.turn_keys import (
     IDS_MAX,
     LINES_MAX,
+    find_lines,
     json_text,
-    lines_in,
     lines_of,
     name_of,
     text_of,
@@ -167,7 +167,7 @@ def answer_keys(claim: Claim, answer: AnswerKeys, answer_id: str) -> Correlation
                 break
     if answer.arguments:
         tasks = [
-            task for each in lines_in(json_text(answer.arguments)) if (task := hash((session, each))) not in echoed
+            task for each in find_lines(json_text(answer.arguments)) if (task := hash((session, each))) not in echoed
         ]
         for task in tasks[:LINES_GIVEN]:
             lines += [task, task ^ _TASK]

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def in_time(work: Awaitable[T], limit_s: float, what: str = "answer") -> T:
+async def finish_in_time(work: Awaitable[T], limit_s: float, what: str = "answer") -> T:
     """Return the result of `work`. Cancel `work` and raise TimeoutError after `limit_s`. `what`: name of the result.
 
     The wait has two halves. A process that stood still for longer reads what has arrived meanwhile in the second half,

@@ -32,7 +32,7 @@ class PoolIdentity:
 
 
 class Store(Protocol):
-    """Shared state of a gateway process. Call `open`, then `turn` repeatedly in the background, then `close`.
+    """Shared state of a gateway process. Call `open`, then `run_once` repeatedly in the background, then `close`.
 
     A request raises StoreUnavailable while the store is unreachable, and is never sent twice.
     """
@@ -51,7 +51,7 @@ class Store(Protocol):
     async def open(self) -> None:
         """Join the other replicas. Raise StoreRefused or StoreUnavailable."""
 
-    async def turn(self) -> None:
+    async def run_once(self) -> None:
         """Wait a little, then renew the membership, or try again to join."""
 
     async def exchange(self, about: str, number: int, report: bytes) -> bytes:

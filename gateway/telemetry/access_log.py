@@ -10,7 +10,7 @@ from typing import Final
 
 from prometheus_client.metrics_core import Metric
 
-from gateway.telemetry.log_line import Line, encode_line
+from gateway.telemetry.log_line import LogLine, encode_line
 from gateway.telemetry.log_writer import STDOUT, LogWriter
 from gateway.telemetry.metric_families import single
 from gateway.telemetry.record import PATH_LENGTH_MAX, RequestRecord
@@ -70,7 +70,7 @@ class AccessLog:
         service, request = record.service, record.request
         first_token_s = record.first_token_s
         progress = None if request is None else request.progress
-        line = Line(  # by position, since keyword arguments cost a look-up each
+        line = LogLine(  # by position, since keyword arguments cost a look-up each
             int(time.time() * 1000) / 1000, record.id, record.tenant, record.app,
             "" if request is None else hidden(request.flow.user),
             1.0 if request is None else request.weight,

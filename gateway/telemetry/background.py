@@ -1,7 +1,7 @@
 """Tasks beside the requests, which last as long as their owner wants and report their faults.
 
-A lasting task repeats a turn. A turn that fails does not end the task: its fault is logged once, listed at /ready as
-long as it lasts, and counted. The next turn comes a second later.
+A lasting task repeats a function. A run that fails does not end the task: its fault is logged once, listed at /ready as
+long as it lasts, and counted. The next run begins a second later.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ logger = logging.getLogger("fairgate")
 
 RETRY_S: Final = 1.0
 LASTING_S: Final = 60.0
-"""Seconds after which a turn that still runs clears the fault of the turn before: some turns listen for hours."""
+"""Seconds after which a run that has not ended clears the fault of the run before: some runs listen for hours."""
 
 
 class OperationalError(Exception):
     """A fault whose message says what happened, and where. A traceback would not help an operator: none is logged."""
 
 
-class Background:
+class Tasks:
     """The asyncio tasks of one owner, which start one by one and stop together, with their faults."""
 
-    def __init__(self, within: Background | None = None) -> None:
+    def __init__(self, within: Tasks | None = None) -> None:
         """Begin without tasks. `within`: the owner whose `faults` also list the faults of these tasks."""
         self.faults: dict[str, str] = {} if within is None else within.faults
-        """Fault of each task whose last turn failed."""
+        """Fault of each task whose last run failed."""
         self._failed: Counter[str] = Counter() if within is None else within._failed
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -45,9 +45,9 @@ class Background:
         task.add_done_callback(_report_fault)
         return task
 
-    def repeat(self, turn: Callable[[], Awaitable[None]], kind: str, of: str = "") -> asyncio.Task[None]:
-        """Run one turn after another until the task is cancelled, or `stop`. `of`: name of the task in its kind."""
-        return self.start(self._repeat(turn, kind, f"{kind} of {of}" if of else kind))
+    def repeat(self, run: Callable[[], Awaitable[None]], kind: str, of: str = "") -> asyncio.Task[None]:
+        """Call `run` again and again until the task is cancelled, or `stop`. `of`: name of the task in its kind."""
+        return self.start(self._repeat(run, kind, f"{kind} of {of}" if of else kind))
 
     async def stop(self) -> None:
         """Cancel all tasks, and wait for their ends."""
@@ -61,14 +61,14 @@ class Background:
         rows = [([kind], count) for kind, count in list(self._failed.items())]
         yield family("fairgate_background_failures_total", rows)
 
-    async def _repeat(self, turn: Callable[[], Awaitable[None]], kind: str, name: str) -> None:
+    async def _repeat(self, run: Callable[[], Awaitable[None]], kind: str, name: str) -> None:
         self._failed[kind] += 0  # a zero before it fails, so that the first failure is a change, too
         try:
             while True:
                 lasting = asyncio.get_running_loop().call_later(LASTING_S, self._goes_on, name)
                 try:
-                    await turn()
-                except Exception as error:  # a fault of one turn ends no task
+                    await run()
+                except Exception as error:  # a fault of one run ends no task
                     self._failed[kind] += 1
                     is_logged = isinstance(error, OperationalError)
                     if name not in self.faults:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Line(msgspec.Struct):
+class LogLine(msgspec.Struct):
     """A line of the access log. A field with a default may be absent from the log of another version."""
 
     ts: float
@@ -78,4 +78,4 @@ class Line(msgspec.Struct):
 
 
 encode_line = msgspec.json.Encoder().encode
-decode_line = msgspec.json.Decoder(Line).decode
+decode_line = msgspec.json.Decoder(LogLine).decode

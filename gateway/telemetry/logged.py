@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.telemetry.log_line import Line, decode_line
-from policies.admission.explanation import OF_REFUSAL, dispatched_in_words, in_seconds, sentence, waited_in_words
+from gateway.telemetry.log_line import LogLine, decode_line
+from policies.admission.explanation import OF_REFUSAL, dispatched_in_words, in_seconds, join_sentence, waited_in_words
 from policies.capacity.obstacle import Obstacle
 from simulation.statistics import quantiles
 from simulation.traces.lines import read_lines, readable_bytes
@@ -20,7 +20,7 @@ REASONS_SHOWN: Final = 5
 NAMES: Final = {"queue_s": "Time in the queue", "ttft_s": "First token", "total_s": "End"}
 
 
-def arrived_s(line: Line) -> float:
+def arrived_s(line: LogLine) -> float:
     return line.ts - line.total_ms / 1000
 
 
@@ -36,7 +36,7 @@ class LogExcerpt:
     """
 
     def __init__(
-        self, paths: Sequence[Path], is_asked: Callable[[Line], bool], *, has: str = "", is_last: bool = False
+        self, paths: Sequence[Path], is_asked: Callable[[LogLine], bool], *, has: str = "", is_last: bool = False
     ) -> None:
         """Read the files. `has`: text that each asked line contains. `is_last`: ask for the last ended request only."""
         self._ends = {path: readable_bytes(path) for path in paths}
@@ -51,12 +51,12 @@ class LogExcerpt:
         waited = waited_in_words(self._waited_s(), self.ahead, line.tenant)
         if line.outcome == "refused" and not line.backend:
             why = next((text for reason, text in OF_REFUSAL.items() if reason == line.reason), line.reason)
-            return sentence(line.request_id, line.tenant, f"refused: {why}", waited)
+            return join_sentence(line.request_id, line.tenant, f"refused: {why}", waited)
         said = dispatched_in_words(line.backend, line.placed, at_once=not waited) if line.backend else "not dispatched"
         ttft = "" if line.ttft_ms is None else f"had its first token after {in_seconds(line.ttft_ms / 1000)}"
         why = f" ({line.reason})" if line.reason else ""
         ended = f"{ENDED.get(line.outcome, line.outcome)}{why} after {in_seconds(line.total_ms / 1000)}"
-        return sentence(line.request_id, line.tenant, said, waited, ttft, ended)
+        return join_sentence(line.request_id, line.tenant, said, waited, ttft, ended)
 
     def summary(self) -> list[str]:
         """Describe two requests or more: outcomes, times, what they waited for, and which waited longest."""
@@ -123,7 +123,7 @@ class LogExcerpt:
                 ahead[tenant] += count
         return ahead
 
-    def _read(self, has: str = "") -> Iterator[Line]:
+    def _read(self, has: str = "") -> Iterator[LogLine]:
         self.left_out = 0
         for path, end in self._ends.items():
             for _, text in read_lines(path, end):
@@ -135,7 +135,7 @@ class LogExcerpt:
                     self.left_out += 1
 
 
-def _why(line: Line) -> str:
+def _why(line: LogLine) -> str:
     """Return the reason, with the engine if there is one: no_backend, or backend_failed at gpu-1."""
     return f"{line.reason} at {line.backend}" if line.backend else line.reason
 

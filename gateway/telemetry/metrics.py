@@ -77,7 +77,7 @@ class _Distribution:
         return [str(label) for label in labels], buckets, self._sum_s
 
 
-class Metrics:
+class RequestMetrics:
     """Prometheus counters and histograms of ended requests."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Metrics:
     def ended(self, record: RequestRecord) -> None:
         pool, service = record.pool, record.service
         tenant_totals = self._by_tenant.get((pool, record.tenant, record.model)) or self._new_totals(record)
-        way = tenant_totals.ways.get(record.outcome) or self._new_outcome(tenant_totals, record)
+        way = tenant_totals.ways.get(record.outcome) or self._add_outcome(tenant_totals, record)
         way.requests += 1
         way.waits.observe(record.queue_s)
         way.totals.observe(record.total_s)
@@ -142,7 +142,7 @@ class Metrics:
         [model] = _label(self._models, (record.model,), MODELS_MAX)
         return self._by_tenant.setdefault((pool, tenant, model), _TenantTotals(tenant, model))
 
-    def _new_outcome(self, tenant_totals: _TenantTotals, record: RequestRecord) -> _OutcomeTotals:
+    def _add_outcome(self, tenant_totals: _TenantTotals, record: RequestRecord) -> _OutcomeTotals:
         """Add the counts of an outcome that this tenant has not had before."""
         pool, outcome = record.pool, record.outcome
         of = (pool, self._in_histograms_as(pool, tenant_totals.tenant), outcome)

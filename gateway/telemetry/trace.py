@@ -42,7 +42,7 @@ class TraceContext:
         return headers
 
 
-class Sampler:
+class TraceSampler:
     """Trace sampler: follows the client's `traceparent`, and records the fraction `ratio` of requests without one."""
 
     def __init__(self, ratio: float) -> None:

@@ -64,7 +64,7 @@ def place_of(config: UsageConfig) -> str:
 class Transaction:
     """A transaction: its statements take effect together or not at all."""
 
-    def __init__(self, cursor: Any, kind: _Sqlite | _PostgreSql) -> None:
+    def __init__(self, cursor: Any, kind: _SqliteDialect | _PostgreSqlDialect) -> None:
         self._cursor = cursor
         self._mark = kind.mark
         self._lock = kind.lock
@@ -94,7 +94,7 @@ class Database:
     def __init__(self, config: UsageConfig, *, makes: bool = True) -> None:
         """Connect later. `makes`: make a missing file and missing tables; otherwise a missing file is StoreRefused."""
         url = config.url.get_secret_value()
-        self._kind = _PostgreSql(url) if config.is_server else _Sqlite(Path(url), makes=makes)
+        self._kind = _PostgreSqlDialect(url) if config.is_server else _SqliteDialect(Path(url), makes=makes)
         self._place = place_of(config)
         self._makes = makes
         self._connection: Any = None
@@ -144,7 +144,7 @@ class Database:
             step = Transaction(cursor, self._kind)
             if self._makes:
                 step.do(self._kind.begin_writing)
-                if isinstance(self._kind, _PostgreSql):
+                if isinstance(self._kind, _PostgreSqlDialect):
                     # two connections that create one table would conflict
                     step.ask("SELECT pg_advisory_xact_lock(20260117)")
                 for table in _TABLES:
@@ -158,7 +158,7 @@ class Database:
             )
 
 
-class _Sqlite:
+class _SqliteDialect:
     """SQLite's dialect and connections."""
 
     mark = "?"
@@ -220,8 +220,8 @@ class _Sqlite:
         return StoreUnavailable(f"{error} ({error.sqlite_errorname})")
 
 
-class _PostgreSql:
-    """PostgreSQL's dialect and connections, as those of `_Sqlite`."""
+class _PostgreSqlDialect:
+    """PostgreSQL's dialect and connections, as those of `_SqliteDialect`."""
 
     mark = "%s"
     # A pooler in transaction mode gives the session to other clients afterwards. So settings end with the transaction,

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 
 from prometheus_client.metrics_core import Metric
 
-from gateway.config.memory_bounds import Bounds
+from gateway.config.memory_bounds import MemoryBounds
 from gateway.config.sections.services import UsageConfig
 from gateway.storage.store_errors import StoreError, StoreUnavailable
 from gateway.telemetry.metric_families import single
 from gateway.telemetry.record import RequestRecord
 from gateway.usage.counts import UsageCounts
 from gateway.usage.thread import CLOSE_S, DatabaseThread
-from gateway.usage.written import WRITERS_KEPT_S, UsageBatch, add, forget, used_before
+from gateway.usage.written import WRITERS_KEPT_S, UsageBatch, add_batch, forget, used_before
 from policies.limits.quotas import Quotas
 
 logger = logging.getLogger("fairgate")
@@ -31,11 +31,11 @@ FORGET_S = 3600.0
 
 
 class UsageRecorder:
-    """Counter and writer of one gateway's usage. `open`, one `turn` after another, then `close`."""
+    """Counter and writer of one gateway's usage. `open`, one `run_once` after another, then `close`."""
 
-    def __init__(self, config: UsageConfig, quotas: Quotas | None, bounds: Bounds) -> None:
+    def __init__(self, config: UsageConfig, quotas: Quotas | None, bounds: MemoryBounds) -> None:
         """Begin without counts. `quotas`: limits that resume from stored usage; None if there are none to resume."""
-        self.counts = UsageCounts(config.users_max, bounds.of("sums") // 4, bounds.of("users"))
+        self.counts = UsageCounts(config.users_max, bounds.size("sums") // 4, bounds.size("users"))
         # A quarter: twice this number may wait, and as many may be in the batch under way.
         self.database = DatabaseThread(config)
         self.fault: str | None = None
@@ -76,7 +76,7 @@ class UsageRecorder:
         self._quotas, self._has_gone_on = quotas, False
         quotas.go_on(self.counts.used(), time.monotonic())
 
-    async def turn(self) -> None:
+    async def run_once(self) -> None:
         """Write after half a second."""
         await asyncio.sleep(FLUSH_S)
         await self.flush()
@@ -89,7 +89,7 @@ class UsageRecorder:
             self._report_dropped()
             try:
                 while (batch := await self._next()) is not None:
-                    self._find_lost(await self.database.do(add, batch, int(time.time())))
+                    self._find_lost(await self.database.do(add_batch, batch, int(time.time())))
                     self._batch, self._written = None, batch.number
                     self.batches_written += 1
                 await self._forget()

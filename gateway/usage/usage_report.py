@@ -118,7 +118,7 @@ class UsageRow:
         return found
 
 
-class Report:
+class UsageReport:
     """The answer: its rows, the largest use first (within each hour or day), and their total."""
 
     def __init__(self, query: UsageQuery, rows: list[UsageRow], total: UsageRow) -> None:
@@ -160,7 +160,7 @@ def read(
     tenant: str | None = None,
     around: Mapping[str, Sequence[str]] | None = None,
     user: str | None = None,
-) -> Report:
+) -> UsageReport:
     """Answer a query for one tenant or user or for all. `around`: groups of each tenant, which its usage counts in.
 
     Raise InvalidUsageQuery if the answer is too long, and what `Database.transaction` raises.
@@ -186,21 +186,21 @@ def read(
         for row in [total, *(rows.setdefault(by, UsageRow(by, prices)) for by in product(*each) if by)]:
             row.add(one[count], one[count + 1 :])
     if not count:
-        return Report(query, [total], total)
+        return UsageReport(query, [total], total)
     times = [at for at, name in enumerate(query.by) if name in ("hour", "day", "month")]
 
     def place(row: UsageRow) -> tuple[object, ...]:
         return [row.by[at] for at in times], -row.tokens, -row.sums["requests"], row.by
 
-    return Report(query, sorted(rows.values(), key=place), total)
+    return UsageReport(query, sorted(rows.values(), key=place), total)
 
 
-def read_own(
+def read_tenant_usage(
     database: Database, tenant: str, prices: Mapping[str, PriceConfig], now: datetime
 ) -> tuple[dict[str, Data], list[Data]]:
     """Return one tenant's usage of the last 24 hours and 30 days, and by hour."""
 
-    def since(text: str, *by: str) -> Report:
+    def since(text: str, *by: str) -> UsageReport:
         return read(database, UsageQuery(text, None, by, now), prices, storable(tenant))
 
     sums = {name: since(text).total.measures() for name, text in (("day", "24h"), ("month", "30d"))}

@@ -63,7 +63,7 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def add(database: Database, batch: UsageBatch, now_s: int) -> int:
+def add_batch(database: Database, batch: UsageBatch, now_s: int) -> int:
     """Add a batch unless it was added before, which is not known after a fault.
 
     Return the number of the writer's previous batch, 0 without one. The number is too small if an older copy has

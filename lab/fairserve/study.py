@@ -19,7 +19,7 @@ from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.capacity.overload import OverloadSettings
 from policies.queue.bounds import QueueLimits
-from policies.request import Refusal
+from policies.request import RejectReason
 from simulation.run import Arrival, Record, SimulationResult
 
 ENGINE = replace(profile("h100-llama3-8b"), max_model_len=32_768)
@@ -28,7 +28,7 @@ WAIT_S_MAX = 120.0
 DELAYED_S = 1.0
 """A user is delayed when one of its calls waited longer than this before its dispatch; the figure has all others."""
 
-_THROTTLED = frozenset({Refusal.OVER_USER_LIMIT, Refusal.OVER_APP_LIMIT, Refusal.RATE_LIMITED})
+_THROTTLED = frozenset({RejectReason.OVER_USER_LIMIT, RejectReason.OVER_APP_LIMIT, RejectReason.RATE_LIMITED})
 
 
 class Provided(NamedTuple):

@@ -156,7 +156,7 @@ class _Loop(OneEngine):
         if arrival.prompt_tokens + arrival.output_tokens - 1 >= self._loop.kv_tokens - ADAPTER_TOKENS:
             self._end(record, IMPOSSIBLE, now)
             return
-        refused = self._order.refusal(request, now, _NO_PRESSURE)
+        refused = self._order.find_rejection(request, now, _NO_PRESSURE)
         if refused is not None:
             self._end(record, refused.reason.value, now)
             return

@@ -30,7 +30,7 @@ class OneEngine:
         obstacle = self.obstacle(request)
         return None if obstacle is None else Blocked(request, {engine: obstacle})
 
-    def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
+    def find_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
         raise NotImplementedError
 
     def reserve(self, blocked: Blocked) -> str | None:

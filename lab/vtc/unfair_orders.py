@@ -10,8 +10,8 @@ from lab.experiment import require_source
 from policies.orders.fcfs import Fcfs
 from policies.orders.vtc import CounterOrder, CounterParams
 from policies.queue.backlog import Backlog
-from policies.queue.counters import Counters, Member
-from policies.request import Limit, Pressure, Refusal, Refused, Request
+from policies.queue.counters import CounterMember, Counters
+from policies.request import Limit, Pressure, Rejection, RejectReason, Request
 
 WINDOW_S = 60.0
 
@@ -37,7 +37,7 @@ class Lcf(CounterOrder):
         _undo_lift(flow.tenant.flows, flow)
 
 
-def _undo_lift(counters: Counters[Any], member: Member) -> None:
+def _undo_lift(counters: Counters[Any], member: CounterMember) -> None:
     counters.charged(member, -member.lifted)
     counters.unconfirmed.pop(member.name, None)
     member.lifted, member.is_sole = 0.0, False
@@ -61,12 +61,12 @@ class Rpm(Fcfs):
         self._admitted_s: defaultdict[str, deque[float]] = defaultdict(partial(deque, maxlen=requests_per_minute))
         """Times of each tenant's last admitted requests."""
 
-    def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
+    def find_rejection(self, request: Request, now: float, pressure: Pressure) -> Rejection | None:
         admitted_s = self._admitted_s[request.flow.tenant]
         opens_in_s = admitted_s[0] + WINDOW_S - now if len(admitted_s) == self._limit else 0.0
         if opens_in_s <= 0.0:
             return None
-        return Refused(Refusal.RATE_LIMITED, opens_in_s, Limit("requests", self._limit, 0, opens_in_s, WINDOW_S))
+        return Rejection(RejectReason.RATE_LIMITED, opens_in_s, Limit("requests", self._limit, 0, opens_in_s, WINDOW_S))
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         super().push(request, now, front=front)

@@ -101,7 +101,7 @@ class _EngineRoom(OneEngine):
     def _arrive(self, arrival: Arrival) -> None:
         record = self._run.records[arrival.id] = Record(arrival)
         request = arrival.request()
-        refused = self._order.refusal(request, arrival.arrived_s, _NO_PRESSURE)
+        refused = self._order.find_rejection(request, arrival.arrived_s, _NO_PRESSURE)
         if refused is None:
             self._order.push(request, arrival.arrived_s)
         else:

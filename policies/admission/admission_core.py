@@ -27,23 +27,23 @@ from policies.limits.quotas import Quotas
 from policies.orders.order import Selection
 from policies.queue.bounds import QueueLimits
 from policies.queue.expected_wait import interval_s
-from policies.request import CALM, WAIT_S_MAX, Pressure, Refusal, Refused, Request, ServiceTokens, State
+from policies.request import CALM, WAIT_S_MAX, Pressure, Rejection, RejectReason, Request, ServiceTokens, State
 from policies.tree.pool_tree import PoolTree
 from policies.tree.terms import Tree
 
 NOTHING: Final[Sequence[Decision]] = ()
-WAITED: Final = frozenset({Refusal.QUEUE_FULL, Refusal.QUEUE_TIMEOUT, Refusal.WAIT_TOO_LONG})
+WAITED: Final = frozenset({RejectReason.QUEUE_FULL, RejectReason.QUEUE_TIMEOUT, RejectReason.WAIT_TOO_LONG})
 """Reasons of rejections that a ceiling of the tree may have caused."""
 
 
-class Asker(Protocol):
+class AskingEngine(Protocol):
     """An admission engine that asks other gateways about a request."""
 
     def peers_asked(self, request_id: str, now: float) -> None:
         """Count the request, because the other gateways are asked about it now."""
 
-    def decided(self, request_id: str, refused: Refused | None, now: float) -> Sequence[Decision]:
-        """Queue the request after their answer, or reject it if it is beyond a limit (`refused`)."""
+    def decided(self, request_id: str, refused: Rejection | None, now: float) -> Sequence[Decision]:
+        """Queue the request after their answer, or reject it if it is beyond a limit (`rejected`)."""
 
 
 class Peers(Protocol):
@@ -52,7 +52,7 @@ class Peers(Protocol):
     def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:
         """Return whether the others must be asked first: about a shared limit, or about the request's interaction."""
 
-    def ask(self, engine: Asker, request: Request) -> None:
+    def ask(self, engine: AskingEngine, request: Request) -> None:
         """Ask the others about a request of `engine`. Call its `peers_asked`, then `decided` with the answer."""
 
     def forget(self, request: Request) -> None:
@@ -158,23 +158,23 @@ class AdmissionCore:
         return self.overload.observe(self.backends.values(), blocked, now)
 
     def _admit_or_reject(
-        self, request: Request, refused: Refused | None, now: float, pressure: Pressure, *, asks: bool = False
+        self, request: Request, refused: Rejection | None, now: float, pressure: Pressure, *, asks: bool = False
     ) -> Sequence[Decision]:
-        """Admit a request to the queue, or reject it: as `refused`, or because the queue has no room for it.
+        """Admit a request to the queue, or reject it: as `rejected`, or because the queue has no room for it.
 
         `asks`: other gateways are asked before it is queued.
         """
         victims = self._waiting.evictions_for(request, now) if refused is None else None
         if victims is None:
-            refused = refused or Refused(Refusal.QUEUE_FULL, 0.0)
-            self.requests.refused(request, now)
+            refused = refused or Rejection(RejectReason.QUEUE_FULL, 0.0)
+            self.requests.rejected(request, now)
             return (self._reject(request, refused, now, pressure),)
         decisions: list[Decision] = []
         if self._waiting.places.due:
             request.progress.came_back = self._waiting.places.take(request)
         for victim in victims:
             self._withdraw(victim, now)
-            decisions.append(self._reject(victim, Refused(Refusal.QUEUE_FULL, 0.0), now, pressure))
+            decisions.append(self._reject(victim, Rejection(RejectReason.QUEUE_FULL, 0.0), now, pressure))
         start_s = self.requests.cold_start.allowance_s() if self.requests.cold_start.s_max else 0.0
         request.progress.deadline_s = now + min(self.limits.wait_s(request) + start_s, request.wait_s_max)
         if asks:
@@ -193,7 +193,7 @@ class AdmissionCore:
         least_s, _ = interval_s(self.requests.waits_on(request, now).wait_s)
         if least_s > request.wait_s_max:
             self._withdraw(request, now)
-            decisions.append(self._reject(request, Refused(Refusal.WAIT_TOO_LONG, 0.0), now, pressure))
+            decisions.append(self._reject(request, Rejection(RejectReason.WAIT_TOO_LONG, 0.0), now, pressure))
 
     def _room_changed(self, now: float, engine: str | None = None) -> Sequence[Decision]:
         """Expire and dispatch after a change at this engine, or after the passage of time (None)."""
@@ -225,9 +225,9 @@ class AdmissionCore:
         again_s = 0.0
         if is_held:
             wait_s = self.requests.expected(request, now, comes=True).late_s
-            again_s = self._waiting.comes_back_in(request, Refusal.WORKING_SET, wait_s, now)
-        why = Refusal.QUEUE_TIMEOUT if self.is_served else Refusal.NO_BACKEND
-        return self._reject(request, Refused(why, again_s), now, pressure)
+            again_s = self._waiting.comes_back_in(request, RejectReason.WORKING_SET, wait_s, now)
+        why = RejectReason.QUEUE_TIMEOUT if self.is_served else RejectReason.NO_BACKEND
+        return self._reject(request, Rejection(why, again_s), now, pressure)
 
     def _decide(self, now: float, decisions: list[Decision]) -> None:
         """Dispatch in the policy's order until the next request has no room. Then preempt batch work for it."""
@@ -285,13 +285,13 @@ class AdmissionCore:
             self.peers.forget(request)
         self.requests.withdrawn(request, now)
 
-    def _reject(self, request: Request, refused: Refused, now: float, pressure: Pressure) -> Reject:
+    def _reject(self, request: Request, refused: Rejection, now: float, pressure: Pressure) -> Reject:
         """Record and return a rejection, with the time until its limit has room and the request would be served."""
         self.interactions.cut(request)
         again_s = max(1.0, refused.retry_after_s)
         if self._waiting.requests and (refused.limit is not None or not refused.retry_after_s):
             again_s = max(again_s, self.requests.expected(request, now, comes=True).wait_s)
-        if refused.reason is Refusal.QUEUE_FULL:
+        if refused.reason is RejectReason.QUEUE_FULL:
             again_s = self._waiting.comes_back_in(request, refused.reason, again_s, now)
         ceiling = self.requests.tree.ceiling_in_words(request) if refused.reason in WAITED else ""
         rejected = Reject(request.id, refused.reason, min(WAIT_S_MAX, again_s), refused.limit, ceiling)
@@ -321,7 +321,7 @@ class AdmissionCore:
         strike(self.requests, request, now)
         self.room.changed()
         self._report_fault(error, request.id)
-        rejected = Reject(request.id, Refusal.INTERNAL_ERROR, 1.0)
+        rejected = Reject(request.id, RejectReason.INTERNAL_ERROR, 1.0)
         self.recent.note(rejected, request, now, CALM)
         return rejected
 

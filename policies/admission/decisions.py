@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from policies.request import Flow, Limit, PlacementReason, Pressure, Refusal, Request, Wait
+from policies.request import Flow, Limit, PlacementReason, Pressure, RejectReason, Request, Wait
 
 RECENT_MAX: Final = 4096
 
@@ -45,7 +45,7 @@ class Reject(NamedTuple):
     """The decision to reject a request."""
 
     id: str
-    reason: Refusal
+    reason: RejectReason
     retry_after_s: float
     limit: Limit | None = None
     """The exceeded limit, if a limit is the reason."""

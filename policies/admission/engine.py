@@ -20,7 +20,7 @@ from policies.admission.request_ledger import NO_SERVICE
 from policies.admission.waits import seconds_of
 from policies.capacity.gauges import EngineFacts, Gauges, Grant
 from policies.capacity.ledger import BackendLedger
-from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens, State
+from policies.request import CALM, Pressure, Rejection, RejectReason, Request, ServiceTokens, State
 
 
 class AdmissionEngine(AdmissionCore):
@@ -97,15 +97,15 @@ class AdmissionEngine(AdmissionCore):
             self.interactions.arrived(request, now)
             pressure = self._observe(now) if self._waiting.requests or self.overload.pressure.overloaded else CALM
             if not self.is_served and not self.requests.cold_start.begin(now):
-                lost = Refused(Refusal.NO_BACKEND, self.capacity.retry_backoff_s_max)
+                lost = Rejection(RejectReason.NO_BACKEND, self.capacity.retry_backoff_s_max)
                 return self._admit_or_reject(request, lost, now, pressure)
             if self.peers is not None and self.peers.must_ask(request, now, is_calm=pressure is CALM):
                 decisions = self._admit_or_reject(request, None, now, pressure, asks=True)
                 if request.progress.state is State.UNDECIDED:
                     self.peers.ask(self, request)
                 return decisions
-            refused = self.quotas.refusal(request, now) if self.quotas is not None else None
-            refused = refused or self.requests.refusal(request, pressure, now)
+            refused = self.quotas.find_rejection(request, now) if self.quotas is not None else None
+            refused = refused or self.requests.find_rejection(request, pressure, now)
             return self._admit_or_reject(request, refused, now, pressure)
         except Exception as error:
             return self._mend(error, request.id, now, request)
@@ -116,8 +116,8 @@ class AdmissionEngine(AdmissionCore):
         if request is not None:
             self.requests.asked(request, self._time(now))
 
-    def decided(self, request_id: str, refused: Refused | None, now: float) -> Sequence[Decision]:
-        """Queue a request after the answer of other gateways, or reject it if it is beyond a limit (`refused`)."""
+    def decided(self, request_id: str, refused: Rejection | None, now: float) -> Sequence[Decision]:
+        """Queue a request after the answer of other gateways, or reject it if it is beyond a limit (`rejected`)."""
         try:
             now = self._time(now)
             request = self._waiting.get(request_id)
@@ -130,9 +130,9 @@ class AdmissionEngine(AdmissionCore):
             request.progress.deadline_s = since_s + self.limits.wait_s(request)
             self._waiting.add(request)
             pressure = self._observe(now)
-            refused = refused or self.requests.refusal(request, pressure, now)
+            refused = refused or self.requests.find_rejection(request, pressure, now)
             if refused is not None:
-                self.requests.refused(request, now)
+                self.requests.rejected(request, now)
                 return (self._reject(request, refused, now, pressure),)
             self._waits.answered(request, now)
             self.requests.admitted(request, now)
@@ -204,7 +204,7 @@ class AdmissionEngine(AdmissionCore):
                 return self._room_changed(now, lease.backend)
             progress, is_full = request.progress, failure is Failure.REFUSED
             if failure is not Failure.DROPPED:
-                self.backends[lease.backend].refused(now, full_for=lease if is_full else None)
+                self.backends[lease.backend].back_off(now, full_for=lease if is_full else None)
             if again_s := inf if failure is Failure.DROPPED else again_s:
                 progress.closed = {**(progress.closed or {}), lease.backend: now + again_s}
             self._waits.returned(request, lease.dispatched_s, now)
@@ -212,8 +212,9 @@ class AdmissionEngine(AdmissionCore):
             if max(progress.unreached, progress.proven_refusals) >= self.limits.attempts_max and self.is_served:
                 self._waits.ended(request, now)
                 self.requests.broken(request, NO_SERVICE, now)
-                lost = Refusal.BACKEND_FAILED if inf in (progress.closed or {}).values() else Refusal.NO_BACKEND
-                why = Refused(Refusal.SERVER_BUSY, max(1.0, again_s)) if is_full else Refused(lost, 1.0)
+                is_gone = inf in (progress.closed or {}).values()
+                lost = RejectReason.BACKEND_FAILED if is_gone else RejectReason.NO_BACKEND
+                why = Rejection(RejectReason.SERVER_BUSY, max(1.0, again_s)) if is_full else Rejection(lost, 1.0)
                 return [self._reject(request, why, now, CALM), *self._room_changed(now, lease.backend)]
             self.requests.returned(request, now)
             return self._room_changed(now, lease.backend)

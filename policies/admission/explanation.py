@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from policies.admission.decisions import DecisionRecord, Reject
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.request import Flow, Limit, PlacementReason, Pressure, Refusal, Request, State, Wait
+from policies.request import Flow, Limit, PlacementReason, Pressure, RejectReason, Request, State, Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +89,17 @@ OF_PLACED: Final = {
     PlacementReason.TAKEN: "that engine ran nothing, and took it from the queue of another",
 }
 OF_REFUSAL: Final = {
-    Refusal.QUEUE_FULL: "the queue is full, and its tenant has at least its fair share of it",
-    Refusal.QUEUE_TIMEOUT: "it waited for as long as a request may",
-    Refusal.NO_BACKEND: "no backend is in service, or none could be reached",
-    Refusal.BACKEND_FAILED: "a backend had it and went away, and no other one can take it",
-    Refusal.SERVER_BUSY: "the backends refuse it, and take others",
-    Refusal.WORKING_SET: "interactions under way fill the KV cache, and a start would have to wait for too long",
-    Refusal.RATE_LIMITED: "its tenant is beyond a limit that always holds",
-    Refusal.OVER_USER_LIMIT: "under overload, at the start of an interaction, its user was beyond a limit",
-    Refusal.OVER_APP_LIMIT: "under overload, at the start of an interaction, its app was beyond a limit",
-    Refusal.INTERNAL_ERROR: "the gateway failed on it, and its log has the fault",
-    Refusal.WAIT_TOO_LONG: "it would have waited for longer than its client is willing to",
+    RejectReason.QUEUE_FULL: "the queue is full, and its tenant has at least its fair share of it",
+    RejectReason.QUEUE_TIMEOUT: "it waited for as long as a request may",
+    RejectReason.NO_BACKEND: "no backend is in service, or none could be reached",
+    RejectReason.BACKEND_FAILED: "a backend had it and went away, and no other one can take it",
+    RejectReason.SERVER_BUSY: "the backends refuse it, and take others",
+    RejectReason.WORKING_SET: "interactions under way fill the KV cache, and a start would have to wait for too long",
+    RejectReason.RATE_LIMITED: "its tenant is beyond a limit that always holds",
+    RejectReason.OVER_USER_LIMIT: "under overload, at the start of an interaction, its user was beyond a limit",
+    RejectReason.OVER_APP_LIMIT: "under overload, at the start of an interaction, its app was beyond a limit",
+    RejectReason.INTERNAL_ERROR: "the gateway failed on it, and its log has the fault",
+    RejectReason.WAIT_TOO_LONG: "it would have waited for longer than its client is willing to",
 }
 
 
@@ -124,7 +124,7 @@ def dispatched_in_words(backend: str, placed: str | None, *, at_once: bool) -> s
     return f"dispatched to {backend}{' at once' if at_once else ''}{why}"
 
 
-def sentence(request_id: str, tenant: str, *parts: str) -> str:
+def join_sentence(request_id: str, tenant: str, *parts: str) -> str:
     """Join the parts of an explanation to a sentence, such as:
 
     req_1 of chat was dispatched to gpu-1: no other engine had room; it waited 2.05 s behind 48 requests of batch.

@@ -49,7 +49,7 @@ class UnknownRequest(Exception):
 UNDECIDED: Final = Event("kept undecided", {State.NEW: State.UNDECIDED})
 ASKED: Final = Event("asked about", {State.UNDECIDED: State.ASKED})
 ADMITTED: Final = Event("admitted", dict.fromkeys((State.NEW, State.ASKED, State.MOVED), State.QUEUED))
-REFUSED: Final = Event("refused", {State.NEW: State.ENDED, State.ASKED: State.ENDED})
+REJECTED: Final = Event("rejected", {State.NEW: State.ENDED, State.ASKED: State.ENDED})
 WITHDRAWN: Final = Event(
     "withdrawn", {State.UNDECIDED: State.ENDED, State.ASKED: State.ENDED, State.QUEUED: State.ENDED}
 )

@@ -11,14 +11,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from itertools import chain
 
-from policies.admission.scheduler import LEAST_LOADED, Engines, schedule
+from policies.admission.scheduler import LEAST_LOADED, PoolEngines, schedule
 from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Blocked
 from policies.orders.order import Order, Selection
 from policies.placements.homes import Homes
 from policies.placements.placement import Assignment, Placement
 from policies.placements.prefix_index import Prefix, PrefixIndex, blocks_of_tokens, tokens_of_blocks
-from policies.placements.siblings import Siblings
+from policies.placements.siblings import SamePrefixRequests
 from policies.request import Flow, PlacementReason, Request, ServiceTokens
 
 
@@ -65,7 +65,7 @@ class Policy:
         if self._homes is not None and request.prefix:
             self._homes.add(request)
 
-    def pop(self, now: float, engines: Engines) -> Selection | Blocked | None:
+    def pop(self, now: float, engines: PoolEngines) -> Selection | Blocked | None:
         """Remove and return the next request that can start; `Blocked` if none can; None if the queue is empty."""
         selection = schedule(self.order, engines, placement=self.placement, homes=self._homes)
         return self._sent(selection, self.order) if isinstance(selection, Selection) else selection
@@ -161,7 +161,7 @@ class AssignedPolicy(Policy):
         super().__init__(order, placement, prefixes=prefixes)
         self._assignment = placement
         self._orders: dict[str, Order] = {}
-        self._siblings: dict[str, Siblings] = {}
+        self._siblings: dict[str, SamePrefixRequests] = {}
         self._arrived: OrderedDict[str, tuple[Request, bool]] = OrderedDict()
         """Requests that are not assigned yet, since only `pop` knows the loads. True: goes first in its flow."""
         self._queued: dict[str, tuple[Request, bool]] = {}
@@ -179,7 +179,7 @@ class AssignedPolicy(Policy):
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         self._arrived[request.id] = (request, front)
 
-    def pop(self, now: float, engines: Engines) -> Selection | Blocked | None:
+    def pop(self, now: float, engines: PoolEngines) -> Selection | Blocked | None:
         running = engines.loads()
         if not running:
             waiting = next(chain(self._arrived.values(), self._queued.values()), None)
@@ -254,7 +254,7 @@ class AssignedPolicy(Policy):
         order = self._orders.get(engine)
         if order is None:
             order = self._orders[engine] = self.order.beside(engine)
-            self._siblings[engine] = Siblings()
+            self._siblings[engine] = SamePrefixRequests()
         return order
 
     def _unassign(self, queued: list[tuple[Request, bool]], now: float) -> None:

@@ -21,7 +21,7 @@ from policies.admission.decisions import Preempt
 from policies.admission.lifecycle import Event, IllegalEvent, UnknownRequest
 from policies.admission.policy import Policy
 from policies.admission.room import DueTimes, PoolRoom
-from policies.admission.waits import Waits
+from policies.admission.waits import WaitClocks
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
@@ -32,8 +32,8 @@ from policies.limits.quotas import Quotas
 from policies.queue.backlog import Backlog
 from policies.queue.bounds import BoundedQueue, QueueLimits
 from policies.queue.cold_start import ColdStartEstimator
-from policies.queue.expected_wait import Expected, ExpectedWaits, Gate, GateState
-from policies.request import Pressure, Refusal, Refused, Request, ServiceTokens, State
+from policies.queue.expected_wait import ExpectedWaits, Gate, GateState, WaitEstimate
+from policies.request import Pressure, Rejection, RejectReason, Request, ServiceTokens, State
 from policies.tree.pool_tree import PoolTree
 from policies.tree.preemption import Preemption
 from policies.tree.terms import Tree
@@ -54,7 +54,7 @@ class RequestLedger:
         tree: PoolTree,
     ) -> None:
         self.waiting = BoundedQueue(limits)
-        self.waits = Waits()
+        self.waits = WaitClocks()
         self.leases: dict[str, Lease] = {}
         self.backends: dict[str, BackendLedger] = {}
         self.tree = tree
@@ -79,9 +79,9 @@ class RequestLedger:
 
     # --- questions: they change nothing ---
 
-    def refusal(self, request: Request, pressure: Pressure, now: float) -> Refused | None:
+    def find_rejection(self, request: Request, pressure: Pressure, now: float) -> Rejection | None:
         """Return the refusal by a limit of the order, or of a start that would wait too long for the working set."""
-        if (refused := self.policy.order.refusal(request, now, pressure)) is not None:
+        if (refused := self.policy.order.find_rejection(request, now, pressure)) is not None:
             return refused
         backlog = self.policy.order_of(request).backlog
         if backlog is None or not backlog.starts or not backlog.has_sleeping_starts(request.flow.tenant):
@@ -95,10 +95,10 @@ class RequestLedger:
             # Until the contexts of the tenant have made way for as many others, turns say little: all began at once.
             is_learned = expected.gone >= self.working_set.number_of(request.flow.tenant)
             wait_s = expected.late_s if is_learned else 0.0
-        why = Refusal.WORKING_SET
-        return Refused(why, self.waiting.comes_back_in(request, why, wait_s, now)) if wait_s > most_s else None
+        why = RejectReason.WORKING_SET
+        return Rejection(why, self.waiting.comes_back_in(request, why, wait_s, now)) if wait_s > most_s else None
 
-    def expected(self, request: Request, now: float, *, comes: bool) -> Expected:
+    def expected(self, request: Request, now: float, *, comes: bool) -> WaitEstimate:
         """Return the expected wait of a request. `comes`: the request is not queued, and would arrive now."""
         held_s = self.cold_start.left_s(now)
         return self.expected_waits.of(request, self.gate_of(request), now, comes=comes, held_s=held_s)
@@ -177,7 +177,7 @@ class RequestLedger:
     def undecided(self, request: Request) -> None:
         """Let a new request wait until other gateways are asked about it."""
         self._apply(lifecycle.UNDECIDED, request)
-        self._expect(request)
+        self._estimate_output(request)
         self.waiting.add(request)
 
     def asked(self, request: Request, now: float) -> None:
@@ -197,7 +197,7 @@ class RequestLedger:
         if not self.tree.is_flat:
             request.weight = self.tree.weight(request.flow.tenant, request.configured_weight)
         if before is not State.ASKED:
-            self._expect(request)
+            self._estimate_output(request)
             self.waiting.add(request)
             if self.quotas is not None:
                 self.quotas.admitted(request, now)
@@ -206,19 +206,19 @@ class RequestLedger:
         self.working_set.queued(request, now)
         self.policy.push(request, now)
 
-    def waits_on(self, request: Request, now: float) -> Expected:
+    def waits_on(self, request: Request, now: float) -> WaitEstimate:
         """Record the expected wait of a request that could not start at once, and return it."""
         progress = request.progress
         if progress.state is State.QUEUED:
-            self.expected_waits.began(self.policy.order_of(request).backlog, request, now)
+            self.expected_waits.count_arrival(self.policy.order_of(request).backlog, request, now)
         assert progress.wait is not None
         expected = self.expected(request, now, comes=progress.state is not State.QUEUED)
         progress.wait.expected = expected
         return expected
 
-    def refused(self, request: Request, now: float) -> None:
+    def rejected(self, request: Request, now: float) -> None:
         """End a request that is rejected before it was queued. If other gateways were asked, it has waited."""
-        if self._apply(lifecycle.REFUSED, request) is State.ASKED:
+        if self._apply(lifecycle.REJECTED, request) is State.ASKED:
             self._wait_no_more(request, now)
             self._uncount(request, now)
 
@@ -249,13 +249,13 @@ class RequestLedger:
         wait = request.progress.wait
         if wait is not None:
             self.waits.ended(request, now)
-            self._expect(request)  # the lengths may have been learned while the request waited
+            self._estimate_output(request)  # the lengths may have been learned while the request waited
         lease = self.leases[request.id] = Lease(request, backend, now)
         if request.can_wait:
             self.preemption.dispatched(request, backend)
         self.touched[backend] = None
         self.backends[backend].add(lease)
-        self.tree.run(request, request.sequences, lease.held_tokens)
+        self.tree.run(request, request.sequences, lease.footprint_tokens)
         if wait is not None or self.waiting.requests:
             self._learn_gate_pace(request, now)
         self.working_set.dispatched(request, now)
@@ -280,17 +280,17 @@ class RequestLedger:
             self.working_set.left(request, NO_SERVICE, now)
         # The weight may have changed while the request ran.
         request.weight = self.tree.weight(request.flow.tenant, request.configured_weight)
-        self._expect(request)
+        self._estimate_output(request)
         self.waiting.add(request, front=True)
         self.policy.push(request, now, front=True)
 
-    def set_aside(self, blocked: Blocked, now: float, *, stays: bool) -> list[tuple[Request, Refused | None]]:
+    def set_aside(self, blocked: Blocked, now: float, *, stays: bool) -> list[tuple[Request, Rejection | None]]:
         """Set aside the next in order of each queue if all engines are closed to it alone. Return those set aside.
 
         Such a request rests outside the order until an engine opens, so that it holds up no other. If that is after its
         deadline it is withdrawn, with a refusal, unless it `stays` for the fallback pool and is bound to no engine.
         """
-        aside: list[tuple[Request, Refused | None]] = []
+        aside: list[tuple[Request, Rejection | None]] = []
         for each in (blocked, *blocked.others):
             request, progress = each.request, each.request.progress
             if (progress.closed is None and not request.engine) or each.nearest() is not Obstacle.CLOSED:
@@ -300,9 +300,9 @@ class RequestLedger:
                 continue
             refused = None
             if until_s > progress.deadline_s and (request.engine or not stays):
-                lost = Refusal.NO_BACKEND if request.engine else Refusal.BACKEND_FAILED
-                why, again_s = (lost, 0.0) if until_s == inf else (Refusal.SERVER_BUSY, until_s - now)
-                refused = Refused(why, max(1.0, again_s))
+                lost = RejectReason.NO_BACKEND if request.engine else RejectReason.BACKEND_FAILED
+                why, again_s = (lost, 0.0) if until_s == inf else (RejectReason.SERVER_BUSY, until_s - now)
+                refused = Rejection(why, max(1.0, again_s))
                 self.withdrawn(request, now)
             else:
                 self.policy.remove(request, now)
@@ -330,7 +330,7 @@ class RequestLedger:
         """End a request with a complete answer. `awaits_more`: it asks for another call; None if that is unknown."""
         self._apply(lifecycle.FINISHED, request)
         lease = self.leases[request.id] if request.progress.wait is not None else None
-        ran_s = self._end_lease(request, _charged(request, service), now)
+        ran_s = self._end_lease(request, _charge_for(request, service), now)
         if lease is not None:
             self.expected_waits.answered(request.progress.order.backlog, request, now - lease.dispatched_s)
         self.tree.left(request)
@@ -341,7 +341,7 @@ class RequestLedger:
     def broken(self, request: Request, service: ServiceTokens, now: float) -> None:
         """End a dispatched request without a complete answer."""
         self._apply(lifecycle.BROKEN, request)
-        ran_s = self._end_lease(request, _charged(request, service), now)
+        ran_s = self._end_lease(request, _charge_for(request, service), now)
         self.tree.left(request)
         self.interactions.broke_off(request, service, now)
         self.working_set.left(request, service, now)
@@ -371,7 +371,7 @@ class RequestLedger:
     def regroup(self, terms: Tree) -> None:
         """Replace the terms of the tree, and count the present and running requests of each tenant anew."""
         waiting = [each for each in self.waiting.requests.values() if each.progress.state is State.QUEUED]
-        self.tree.regroup(terms, waiting, [(lease.request, lease.held_tokens) for lease in self.leases.values()])
+        self.tree.regroup(terms, waiting, [(lease.request, lease.footprint_tokens) for lease in self.leases.values()])
 
     def streamed(self, lease: Lease, output_tokens: int) -> None:
         """Count further tokens of an answer. The next `charge_progress` charges them."""
@@ -414,10 +414,10 @@ class RequestLedger:
             if lease.output_tokens >= progress.output_tokens_expected or not progress.order.charges_ahead:
                 received = ServiceTokens(request.prompt_tokens, lease.output_tokens)
                 self.policy.charge(request, received, now, final=False)
-            held = lease.held_tokens
+            held = lease.footprint_tokens
             self.backends[lease.backend].kv.regrown(lease, now)
-            if lease.held_tokens != held:
-                self.tree.grew(request, lease.held_tokens - held)
+            if lease.footprint_tokens != held:
+                self.tree.grew(request, lease.footprint_tokens - held)
                 room.load.grew(lease.backend)
 
     # --- entries ---
@@ -435,7 +435,7 @@ class RequestLedger:
         self.waiting.remove(request)
         self.waits.ended(request, now)
 
-    def _expect(self, request: Request) -> None:
+    def _estimate_output(self, request: Request) -> None:
         """Estimate the length of the answer: the expected tokens, and those to reserve."""
         progress = request.progress
         progress.output_tokens_expected, progress.output_tokens_reserved = self.lengths.estimate(request)
@@ -459,7 +459,7 @@ class RequestLedger:
         if request.can_wait:
             self.preemption.ended(request, charged, is_preempted=is_preempted)
         self.backends[lease.backend].remove(lease, now)
-        self.tree.run(request, -request.sequences, -lease.held_tokens)
+        self.tree.run(request, -request.sequences, -lease.footprint_tokens)
         self.policy.charge(request, charged, now, final=True)
         del self.leases[request.id]  # last, because an event that fails before this finds its request by the lease
         return now - lease.dispatched_s
@@ -473,7 +473,7 @@ class RequestLedger:
             self.quotas.ended(request, service, now, ran_s)
 
 
-def _charged(request: Request, service: ServiceTokens) -> ServiceTokens:
+def _charge_for(request: Request, service: ServiceTokens) -> ServiceTokens:
     """Return the charge of a request that has ended: its service, or its prompt if it received none. Without a charge,
     a flood of requests that engines refuse at once would always go next in the prefill window.
     """

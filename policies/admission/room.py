@@ -41,7 +41,7 @@ ANSWERS_MAX: Final = 64
 """Requests whose answers are kept. An order asks repeatedly about few requests."""
 
 
-class Rivals(Protocol):
+class RemoteWaiters(Protocol):
     """Requests that wait at other gateways for the engines of this pool."""
 
     def is_preceded(self, request: Request, now: float) -> bool:
@@ -83,9 +83,9 @@ Answers = tuple[Blocked, StartTraits, int]
 
 
 class PoolRoom:
-    """The engines of one pool, within one event (`admission.scheduler.Engines`).
+    """The engines of one pool, within one event (`admission.scheduler.PoolEngines`).
 
-    Call these methods only while an event is decided: `with_room` also records in the ledgers why a request had to
+    Call these methods only while an event is decided: `find_room` also records in the ledgers why a request had to
     wait.
     """
 
@@ -94,7 +94,7 @@ class PoolRoom:
     ) -> None:
         self._tree: Final = tree
         self._preemption: Final = preemption
-        self.rivals: Rivals | None = None
+        self.rivals: RemoteWaiters | None = None
         """Requests at other gateways; None if this gateway is the only one."""
         self.prefixes: PrefixIndex | None = None
         """Prompts that the engines are expected to have cached; None if the policy does not read them."""
@@ -149,7 +149,7 @@ class PoolRoom:
         The sum is unknown if one capacity is unknown: shares of the other engines alone would be too small.
         """
         self.load.changed(engine)
-        self._tree.sized(*self.load.size())
+        self._tree.sized(*self.load.sum_sizes())
 
     def follow(self, policy: Policy) -> None:
         """Read prefixes, waiting starts and backlog from a new policy."""
@@ -174,7 +174,7 @@ class PoolRoom:
         """Return the time at which a blocked request may have room without an event; inf if never."""
         return min(self._opens.heap[0][0] if self._opens.heap else inf, self._working_set.expires_s())
 
-    def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
+    def find_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
         if (blocked := self._blocked_anywhere(request, self._backends)) is not None:
             return blocked
         traits, known = self._start_traits(request), self._answers.get(request.id)
@@ -274,7 +274,7 @@ class PoolRoom:
         """
         request, ranks = blocked.request, self.load.ranks()
         if self._preemption.running and not request.can_wait:
-            freed = {name: self._freed(request, name, batch) for name, batch in self._batch().items()}
+            freed = {name: self._freed(request, name, batch) for name, batch in self._batch_leases().items()}
             ranks = sorted([(fraction - freed.get(name, 0.0), name) for fraction, name in ranks])
         for _, name in ranks:
             is_soon = blocked.obstacles.get(name) not in NOT_SOON
@@ -283,11 +283,11 @@ class PoolRoom:
         return None
 
     def _freed(self, request: Request, engine: str, batch: Sequence[Lease]) -> float:
-        """Return the part of an engine's KV that the preemption of batch work frees, if the request fits then."""
+        """Return the part of the engine's KV that preempting `batch` frees, 0.0 if the request still lacks room."""
         capacity = self._backends[engine].kv.capacity_tokens
         if capacity is None or not self._fits_without(request, engine, batch):
             return 0.0
-        return sum([lease.held_tokens for lease in batch]) / capacity
+        return sum([lease.footprint_tokens for lease in batch]) / capacity
 
     def _fits_without(self, request: Request, engine: str, batch: Sequence[Lease]) -> bool:
         """Return whether an interactive request could start at the engine if this batch work were preempted."""
@@ -296,7 +296,7 @@ class PoolRoom:
             request, batch, is_alone=is_alone, cached_tokens=cached_tokens
         )
 
-    def _batch(self) -> dict[str, list[Lease]]:
+    def _batch_leases(self) -> dict[str, list[Lease]]:
         """Return the running batch requests by engine, except for answers of which a client has seen something."""
         found: dict[str, list[Lease]] = {}
         for id, (_, engine, _) in self._preemption.running.items():
@@ -323,7 +323,7 @@ class PoolRoom:
             return []
         elif request_id == request.id and engine in self._backends:
             found = {engine: found.get(engine)}
-        freed = [each for each in self._batch().items() if found.get(each[0]) in FREED]
+        freed = [each for each in self._batch_leases().items() if found.get(each[0]) in FREED]
         return [name for name, batch in freed if self._fits_without(request, name, batch)]
 
     def blocked_at(self, request: Request, engine: str) -> Blocked | None:
@@ -379,14 +379,14 @@ class PoolRoom:
     def asleep(self) -> Iterator[Blocked]:
         """Iterate over the interactive requests that sleep at full nodes, each with the engines of its queue."""
         for engine, order in self._policy.queues().items():
-            for request, node in order.backlog.asleep_at() if order.backlog is not None else ():
+            for request, node in order.backlog.sleeping_heads() if order.backlog is not None else ():
                 blocked = Blocked.everywhere(request, (engine,) if engine else self._backends, Obstacle.CEILING)
                 blocked.ceiling = node
                 yield blocked
 
     def _fits_below(self, request: Request, *others: tuple[Request, int]) -> bool:
         """Return whether the full node has room for a request once batch work below and these others are preempted."""
-        held = [(lease.request, lease.held_tokens) for batch in self._batch().values() for lease in batch]
+        held = [(lease.request, lease.footprint_tokens) for each in self._batch_leases().values() for lease in each]
         return self._tree.fits_without(request, [*held, *others])
 
     def _start_traits(self, request: Request) -> StartTraits:
@@ -437,7 +437,7 @@ class PoolRoom:
     def may_wake(self, request: Request, engine: str | None) -> bool:
         if self._full_for(request, self._backends if engine is None else (engine,)):
             return False
-        found = self.with_room(request) if engine is None else self.blocked_at(request, engine)
+        found = self.find_room(request) if engine is None else self.blocked_at(request, engine)
         return not isinstance(found, Blocked) or found.nearest() is not Obstacle.PREFILL_PART
 
     def loads(self) -> dict[str, int]:

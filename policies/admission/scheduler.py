@@ -24,10 +24,10 @@ from policies.request import PlacementReason, Request
 LEAST_LOADED: Final = LeastLoaded()
 
 
-class Engines(Protocol):
+class PoolEngines(Protocol):
     """The engines of a pool, and the requests that they can start now."""
 
-    def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
+    def find_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
         """Return the engines that can start a request now, at least one; or the obstacle at each engine.
 
         `but`: an engine to leave out.
@@ -54,7 +54,7 @@ class Engines(Protocol):
 
 def schedule(
     order: Order,
-    engines: Engines,
+    engines: PoolEngines,
     *,
     placement: Placement = LEAST_LOADED,
     homes: Homes | None = None,
@@ -101,7 +101,7 @@ def schedule(
 
 
 def _place(
-    request: Request, engines: Engines, placement: Placement, only: str | None, but: str | None = None
+    request: Request, engines: PoolEngines, placement: Placement, only: str | None, but: str | None = None
 ) -> str | Blocked:
     """Return the engine that gets the request now, or the obstacle at each engine.
 
@@ -109,7 +109,7 @@ def _place(
     """
     if only is not None:  # WHERE was decided when the request arrived
         return engines.blocked_at(request, only) or only
-    found = engines.with_room(request, but)
+    found = engines.find_room(request, but)
     if isinstance(found, Blocked):
         return found
     if len(found) > 1:
@@ -119,13 +119,13 @@ def _place(
     return engine
 
 
-def _wake(backlog: Backlog, engines: Engines, only: str | None) -> None:
+def _wake(backlog: Backlog, engines: PoolEngines, only: str | None) -> None:
     """Wake the tenants that sleep in `backlog.full` and have room now, at engine `only` or any."""
     backlog.wake_at(lambda request: engines.may_wake(request, only))
 
 
 def _beside(
-    order: Order, backlog: Backlog, blocked: Blocked, engines: Engines, placement: Placement, only: str | None
+    order: Order, backlog: Backlog, blocked: Blocked, engines: PoolEngines, placement: Placement, only: str | None
 ) -> Selection | Blocked:
     """Reserve an engine for a head that fits nowhere, and take from the queue a request that fits elsewhere.
 
@@ -145,7 +145,7 @@ def _beside(
     return blocked
 
 
-def _cached_first(head: Request, engine: str, backlog: Backlog, homes: Homes, engines: Engines) -> Request:
+def _cached_first(head: Request, engine: str, backlog: Backlog, homes: Homes, engines: PoolEngines) -> Request:
     """Return the head, or a request that may pass the head because the engine has its prompt cached.
 
     The head goes if the engine has half of its prompt. Otherwise the request with the longest cached prompt goes, of

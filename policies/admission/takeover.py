@@ -24,7 +24,7 @@ from policies.capacity.output_lengths import OutputLengths
 from policies.capacity.overload import OverloadSettings
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
-from policies.plain_data import Learned, fields
+from policies.plain_data import LearnedState, fields
 from policies.queue.backlog import Backlog
 from policies.queue.bounds import QueueLimits
 from policies.request import Request, ServiceTokens, State, of_batch
@@ -32,7 +32,7 @@ from policies.tree.terms import Tree
 
 VERSION: Final = 2
 _ARRIVED_S: Final = attrgetter("arrived_s")
-Read = list[tuple[Learned, Any]]
+Read = list[tuple[LearnedState, Any]]
 """The learning parts of an admission engine, each with its parsed snapshot."""
 Weights = Mapping[str, tuple[float | None, float]]
 """Changed weights of tenants, as (before, after). Before is None for a tenant that is new in the configuration."""
@@ -41,7 +41,7 @@ MOVED_MAX: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class PoolSettings:
     """The configuration of one pool. None keeps the present `policy`, `weights`, `interactions`, `quotas` or `tree`.
 
     Attributes:
@@ -62,7 +62,7 @@ class Setup:
     remembered: HistoryLimits = REMEMBERED
 
 
-def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Decision]:
+def take_over(engine: AdmissionEngine, setup: PoolSettings, now: float) -> Sequence[Decision]:
     """Replace the configuration. Waiting requests are not checked again by limits that they passed at arrival."""
     time = engine.catch_up(now)
     requests = engine.requests
@@ -241,12 +241,12 @@ def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
     for request in sorted(waiting, key=_ARRIVED_S):
         policy.push(request, now)
     # After all pushes, which count and lift requests again: the old counts and counters replace those of the pushes.
-    policy.order.resume(before.order)
+    policy.order.take_over(before.order)
     for name, known in before.queues().items():
         order = policy.queue(name)
         if order is None or order.backlog is None or known.backlog is None or order.units[0] != known.units[0]:
             continue
-        order.backlog.resume(known.backlog, with_flows=order.units[1] == known.units[1])
+        order.backlog.take_over(known.backlog, with_flows=order.units[1] == known.units[1])
     for lease in leases:
         received = ServiceTokens(lease.request.prompt_tokens, lease.charged_tokens)
         policy.charge(lease.request, received, now, final=False)

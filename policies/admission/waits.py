@@ -18,7 +18,7 @@ from policies.request import Request, Wait
 NEVER_WAITED: Final[Mapping[str, float]] = {}
 
 
-class Waits:
+class WaitClocks:
     """The clocks of one pool, which attribute waits to obstacles."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from policies.averages import USUAL
 from policies.capacity.gauges import CapacitySettings, Gauges, Grant
-from policies.capacity.kv_forecast import Growing, KvForecast, lasts, still_to_come
+from policies.capacity.kv_forecast import Growth, KvForecast, remaining_output, stable_for
 from policies.capacity.lease import OUTGROWN, Lease
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.pace import Pace
@@ -39,7 +39,7 @@ OFF_BY_PART: Final = 0.02
 """Change of the held part of prompts after which the forecast is rebuilt."""
 CLOCK_MAX: Final = 65536.0
 """Steps by the clock of a forecast after which it is rebuilt, so that its sums stay exact."""
-NOTHING_MORE: Final = Growing(0.0, 0.0, 0, 0.0, 0.0)
+NOTHING_MORE: Final = Growth(0.0, 0.0, 0, 0.0, 0.0)
 
 
 class KvUse(NamedTuple):
@@ -126,7 +126,7 @@ class KvCache:
             return None
         forecast = self._looked_ahead(now)
         candidate = self._candidate(request, now)
-        if spreads and not forecast.is_level_with(candidate, EVENLY * limit):
+        if spreads and not forecast.keeps_pace(candidate, EVENLY * limit):
             return Obstacle.SPREAD
         if fits_whole or forecast.peak_with(candidate, self._first_token_steps(), limit) <= limit:
             return None
@@ -161,11 +161,11 @@ class KvCache:
 
     def add(self, lease: Lease) -> None:
         request = lease.request
-        lease.held_tokens = round(self.footprint_tokens(request))
+        lease.footprint_tokens = round(self.footprint_tokens(request))
         if request.progress.output_tokens_reserved < request.output_tokens_max:  # the answer may outgrow its reserve
-            lease.unsure_tokens = lease.held_tokens
+            lease.unsure_tokens = lease.footprint_tokens
         self._unsure_tokens += lease.unsure_tokens
-        self.held_tokens += lease.held_tokens
+        self.held_tokens += lease.footprint_tokens
         self._outputs += request.sequences * self._block_size / 2
         self.advance_forecast(lease.dispatched_s)
         self._note(lease, lease.dispatched_s)
@@ -180,32 +180,32 @@ class KvCache:
 
     def regrown(self, lease: Lease, now: float) -> None:
         """Count the output of a lease, and raise its size if the answer is about to outgrow its reserve."""
-        request, growing, forecast = lease.request, lease.growing, self._forecast
+        request, growth, forecast = lease.request, lease.growth, self._forecast
         self._count_output(lease)
-        if growing is not None:
-            off_by = lease.output_each() - growing.done - (forecast.clock - growing.noted)
+        if growth is not None:
+            off_by = lease.output_each() - growth.done - (forecast.clock - growth.noted)
             if abs(off_by) > self._off_by():
                 self._note(lease, now)
         if lease.output_tokens * OUTGROWN <= request.progress.output_tokens_reserved:
             return
         held = request.prompt_tokens + lease.output_tokens + lease.reserve_left() * request.sequences
         held += request.sequences * self._block_size / 2
-        if held > lease.held_tokens:
-            self.held_tokens += round(held) - lease.held_tokens
-            lease.held_tokens = round(held)
+        if held > lease.footprint_tokens:
+            self.held_tokens += round(held) - lease.footprint_tokens
+            lease.footprint_tokens = round(held)
 
     def remove(self, lease: Lease, now: float) -> None:
         request = lease.request
-        self.held_tokens -= lease.held_tokens
+        self.held_tokens -= lease.footprint_tokens
         self._unsure_tokens -= lease.unsure_tokens
         self._outputs -= lease.counted_tokens + request.sequences * self._block_size / 2
         if lease.started_s is not None:
             self._prompts -= request.prompt_tokens
             self._unstreamed.pop(request.id, None)
             self._ended.append((now, request.prompt_tokens + lease.output_tokens))
-        if lease.growing is not None:
-            self._forecast.remove(lease.growing)
-            lease.growing = None
+        if lease.growth is not None:
+            self._forecast.remove(lease.growth)
+            lease.growth = None
         if not self._leases:
             self._outputs = 0.0
             self._look_anew(now)
@@ -294,8 +294,8 @@ class KvCache:
         else:
             self._looked_ahead(now)
             self._forecast_s, self._forecast_clock = now, forecast.clock
-            for growing in forecast.due():
-                self._note(self._leases[growing.name], now)
+            for growth in forecast.due():
+                self._note(self._leases[growth.name], now)
 
     def estimate(self, now: float) -> float:
         """Estimate the answers that are not streamed. Return the time at which this must be called again.
@@ -320,7 +320,7 @@ class KvCache:
         self._forecast.clock = 0.0
         self._forecast_s, self._forecast_clock, self._forecast_part = now, 0.0, self._prompt_part
         for lease in self._leases.values():
-            lease.growing = None
+            lease.growth = None
             self._note(lease, now)
 
     def _looked_ahead(self, now: float) -> KvForecast:
@@ -330,20 +330,20 @@ class KvCache:
         return forecast
 
     def _note(self, lease: Lease, now: float) -> None:
-        """Note a lease in the forecast as it is now."""
+        """Replace the lease's entry in the forecast by the lease's present growth."""
         if self.capacity_tokens is None:
             return
         forecast = self._forecast
-        if lease.growing is not None:
-            forecast.remove(lease.growing)
+        if lease.growth is not None:
+            forecast.remove(lease.growth)
         wait_s = self._pace.first_token_s - (now - lease.dispatched_s) if lease.started_s is None else 0.0
-        lease.growing = self._growing(lease, now, max(0.0, wait_s))
-        forecast.add(lease.growing)
+        lease.growth = self._growth(lease, now, max(0.0, wait_s))
+        forecast.add(lease.growth)
 
-    def _candidate(self, request: Request, now: float) -> Growing:
-        return self._growing(Lease(request, "", now), now, 0.0)
+    def _candidate(self, request: Request, now: float) -> Growth:
+        return self._growth(Lease(request, "", now), now, 0.0)
 
-    def _growing(self, lease: Lease, now: float, wait_s: float) -> Growing:
+    def _growth(self, lease: Lease, now: float, wait_s: float) -> Growth:
         """Return the growth of a lease whose first token comes after `wait_s`."""
         request, each, token_s = lease.request, lease.request.sequences, self._pace.token_s
         done = lease.output_tokens / each
@@ -352,12 +352,12 @@ class KvCache:
         reserved = request.progress.output_tokens_reserved / each
         expected = request.progress.output_tokens_expected / each or reserved
         most, wait = request.output_tokens_max / each, wait_s / token_s
-        ahead = still_to_come(expected, reserved, most, done)
+        ahead = remaining_output(expected, reserved, most, done)
         grows, spread = ahead[0] + wait, ahead[1]
-        same = wait + lasts(ahead, expected, reserved, most, done, self._off_by())
+        same = wait + stable_for(ahead, expected, reserved, most, done, self._off_by())
         starting_s = (now if lease.started_s is None else lease.started_s) - lease.dispatched_s
         age = done + starting_s / token_s
-        return Growing(grows, held, each, done + grows + spread / 2, age, spread, same, request.id)
+        return Growth(grows, held, each, done + grows + spread / 2, age, spread, same, request.id)
 
     def _off_by(self) -> float:
         """Return the tokens per sequence by which a request may differ from its forecast: more in a fuller engine."""

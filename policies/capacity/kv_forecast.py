@@ -10,8 +10,8 @@ The forecast is kept, not rebuilt: a request is noted when it is dispatched, and
 counts the engine's steps. Before the minimum length of an answer, the stretch of its end is fixed on this clock, and so
 are the tokens that it will hold there. After that the remaining length no longer depends on the tokens generated so far
 (a memoryless tail): the request is *open*. A stretch of constant width lies ahead, and only the tokens held grow with
-the clock. Example: answers take 100 tokens on average, and nine of ten at most 230. `still_to_come(100, 230, 1000, x)`
-is (0, 200) for x from 0 to 400: the answer may end now, and has a stretch of 200 tokens ahead.
+the clock. Example: answers take 100 tokens on average, and nine of ten at most 230. Then `remaining_output(100, 230,
+1000, x)` is (0, 200) for x from 0 to 400: the answer may end now, and has a stretch of 200 tokens ahead.
 
 Sums are kept over cells of requests with nearly equal steps (`FINE`). So an event costs the same however many requests
 run, and a question costs as much as there are cells.
@@ -43,7 +43,7 @@ NEVER: Final = -1
 """Key of the due place of a request that is never noted anew."""
 
 
-def still_to_come(expected: float, reserved: float, most: float, done: float) -> tuple[float, float]:
+def remaining_output(expected: float, reserved: float, most: float, done: float) -> tuple[float, float]:
     """Return the least number of tokens that an answer still adds, and the width of the stretch in which it then ends.
 
     Similar answers take `expected` tokens on average, and nine of ten take at most `reserved`. The estimate fits
@@ -58,10 +58,10 @@ def still_to_come(expected: float, reserved: float, most: float, done: float) ->
     return min(least, left), min(width, max(0.0, left - least))
 
 
-def lasts(
+def stable_for(
     ahead: tuple[float, float], expected: float, reserved: float, most: float, done: float, off_by: float
 ) -> float:
-    """Return for how many more tokens the forecast `ahead` of `still_to_come` stays true to about `off_by` tokens."""
+    """Return for how many more tokens the forecast `ahead` (`remaining_output`) stays true to about `off_by` tokens."""
     mean = max(0.0, reserved - expected) / LATE
     least, width = ahead
     beyond = most - done - least - width
@@ -76,12 +76,12 @@ def lasts(
     return min(steady, beyond if beyond > 0.0 else off_by)
 
 
-class Growing:
+class Growth:
     """The growth of one request in the cache, in tokens. `grows`, `whole` and `spread` are per sequence."""
 
     __slots__ = (
         "age", "at_start", "base", "begins", "begins_key", "done", "due", "due_key", "ends", "ends_key", "grows",
-        "held", "is_open", "lasts", "name", "noted", "sequences", "spread", "starts", "starts_key", "whole",
+        "held", "is_open", "name", "noted", "sequences", "spread", "stable_steps", "starts", "starts_key", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -92,11 +92,11 @@ class Growing:
         whole: float,
         age: float,
         spread: float = 0.0,
-        lasts: float = inf,
+        stable_steps: float = inf,
         name: str = "",
     ) -> None:
         self.name = name
-        self.lasts = lasts
+        self.stable_steps = stable_steps
         """Steps for which these numbers hold, if each sequence grows by a token per step."""
         self.grows = grows
         """Least number of tokens that each sequence still adds."""
@@ -143,7 +143,7 @@ class _Cell:
         self.place = 0.0
         """Sum of the places."""
         self.h0 = self.h1 = self.h2 = self.v0 = self.v1 = self.v2 = 0.0
-        self.requests: dict[Growing, None] = {}
+        self.requests: dict[Growth, None] = {}
         """Requests that must be noted anew from this place on; only in cells of due steps."""
 
     def at(self) -> float:
@@ -221,9 +221,9 @@ class KvForecast:
         """Return the number of noted requests."""
         return self._count
 
-    def due(self) -> list[Growing]:
+    def due(self) -> list[Growth]:
         """Return the requests that must be noted anew by now."""
-        due: list[Growing] = []
+        due: list[Growth] = []
         for cell in self._due.cells:
             if cell.place / cell.count >= self.clock:
                 break
@@ -234,7 +234,7 @@ class KvForecast:
         """Return the step at which the first request must be noted anew; inf if none must."""
         return self._due.cells[0].at() if self._due.cells else inf
 
-    def add(self, one: Growing) -> None:
+    def add(self, one: Growth) -> None:
         """Note a request as it is now."""
         clock = self.clock
         one.noted = clock
@@ -249,20 +249,20 @@ class KvForecast:
             one.begins_key = _key(one.begins, one.grows, FINE)
             one.ends_key = _key(one.ends, one.ends - clock, FINE)
         one.starts_key = _key(one.starts, one.age, FINE)
-        until = one.lasts if one.is_open or one.lasts < one.grows else one.grows
+        until = one.stable_steps if one.is_open or one.stable_steps < one.grows else one.grows
         one.due = clock + until
         one.due_key = _key(one.due, until, FINE) if until < inf else NEVER
         self._count += 1
         self._add_to_sums(one, 1.0)
 
-    def remove(self, one: Growing) -> None:
+    def remove(self, one: Growth) -> None:
         """Forget a request as it was noted."""
         self._count -= 1
         self._add_to_sums(one, -1.0)
         if not self._count:
             self._h0 = self._h1 = self._w0 = self._w1 = self._w2 = self._l0 = self._l1 = 0.0
 
-    def _add_to_sums(self, one: Growing, sign: float) -> None:
+    def _add_to_sums(self, one: Growth, sign: float) -> None:
         """Add a request to all sums, or subtract it (`sign` -1)."""
         self._full_at = -1.0
         base, n, begins, ends, width = one.base, one.sequences, one.begins, one.ends, one.spread
@@ -304,14 +304,14 @@ class KvForecast:
         """Return the tokens that all requests hold now."""
         return sum([cell.h0 + cell.h1 * self.clock for cell in self._open.cells], self._h0 + self._h1 * self.clock)
 
-    def _peak_at_full(self, candidate: Growing, delay: float) -> float:
+    def _peak_at_full(self, candidate: Growth, delay: float) -> float:
         """Return the occupancy with this candidate at the step where the last one did not fit; 0 if not known."""
         ahead = self._full_at - self.clock
         if ahead < 0.0 or (ahead < delay and self._full_own != candidate.grows):
             return 0.0
         return self._full_tokens + candidate.share_at(ahead) * (candidate.held + candidate.sequences * ahead)
 
-    def peak_with(self, candidate: Growing, delay: float = 0.0, limit: float = inf) -> float:
+    def peak_with(self, candidate: Growth, delay: float = 0.0, limit: float = inf) -> float:
         """Return the largest occupancy ahead, in tokens, if the candidate starts in `delay` steps and no other does.
 
         Requests that end before that start make room. Above the `limit`, the first occupancy found is returned.
@@ -383,7 +383,7 @@ class KvForecast:
             u1, u2 = u1 + q, u2 - q / width
         return m0, m1, m2, u1, u2
 
-    def is_level_with(self, candidate: Growing, capacity_tokens: float) -> bool:
+    def keeps_pace(self, candidate: Growth, capacity_tokens: float) -> bool:
         """Return whether starts stay evenly spread if the candidate starts now.
 
         Requests that start together end together. The cache is half empty at the start of such a wave and full at its

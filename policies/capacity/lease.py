@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.capacity.kv_forecast import Growing
+from policies.capacity.kv_forecast import Growth
 from policies.request import Request
 
 OUTGROWN = 1.25
@@ -13,7 +13,7 @@ class Lease:
     """A dispatched request and its share of its engine. A lease ends exactly once, in one way."""
 
     __slots__ = (
-        "backend", "charged_tokens", "counted_tokens", "dispatched_s", "growing", "held_tokens", "is_first",
+        "backend", "charged_tokens", "counted_tokens", "dispatched_s", "footprint_tokens", "growth", "is_first",
         "output_tokens", "passed", "prefill_tokens", "request", "slots", "started_s", "unsure_tokens",
     )  # fmt: skip
 
@@ -25,10 +25,10 @@ class Lease:
         """Output over all sequences: counted as it streams, estimated for an answer that is not streamed."""
         self.started_s: float | None = None
         """Time at which the first token was seen, or is inferred to have come; None before that."""
-        self.held_tokens = 0
+        self.footprint_tokens = 0
         """KV tokens counted for the request at its largest."""
         self.unsure_tokens = 0
-        """The `held_tokens` at dispatch if the answer may outgrow its reserve, otherwise 0."""
+        """The `footprint_tokens` at dispatch if the answer may outgrow its reserve, otherwise 0."""
         self.slots = 0
         """Slots of the engine that the request takes."""
         self.is_first = False
@@ -41,7 +41,7 @@ class Lease:
         """Output tokens at the last charge."""
         self.counted_tokens = 0
         """Output tokens that the ledger counts as held."""
-        self.growing: Growing | None = None
+        self.growth: Growth | None = None
         """Entry in the forecast of the ledger; None if the KV capacity is not known."""
 
     def was_taken(self) -> bool:

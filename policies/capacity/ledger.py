@@ -60,7 +60,7 @@ class BackendLedger:
         self.sequences = 0
         """Dispatched sequences."""
         self.slots_taken = 0
-        """Slots that the dispatched requests take (`Slots.taken_by`)."""
+        """Slots that the dispatched requests take (`Slots.count_for`)."""
         self._streaming = 0
         """Sequences whose first token was seen and that have not ended."""
         self.starting: dict[str, Lease] = {}
@@ -134,14 +134,14 @@ class BackendLedger:
             return False
         if (capacity := self.kv.capacity_tokens) is None:
             return True
-        left = self.kv_fraction() * capacity - sum([one.held_tokens for one in ended])
+        left = self.kv_fraction() * capacity - sum([one.footprint_tokens for one in ended])
         return left + self.kv.footprint_tokens(request) <= self.kv.limit_tokens()
 
     def _has_slots(self, request: Request, *, is_alone: bool, freed_slots: int = 0, freed_sequences: int = 0) -> bool:
         if (allowance := self.allowance) is not None:
             return self.sequences - freed_sequences + request.sequences <= allowance.sequences
         # Some sequences of a request may wait inside, so that slots are used which become free one by one.
-        slots = max(1, self.slots.taken_by(request.sequences) - self._settings.waiting_target)
+        slots = max(1, self.slots.count_for(request.sequences) - self._settings.waiting_target)
         return self.slots_taken - freed_slots + slots <= self.slots.most(is_alone=is_alone)
 
     def _may_prefill(self, tokens: int, *, freed_tokens: int = 0) -> bool:
@@ -268,7 +268,7 @@ class BackendLedger:
             lease.prefill_tokens = request.prompt_tokens - request.progress.cached_tokens
         self.prefill_tokens += lease.prefill_tokens
         self.sequences += request.sequences
-        lease.slots = self.slots.taken_by(request.sequences)
+        lease.slots = self.slots.count_for(request.sequences)
         self.slots_taken += lease.slots
         if request.adapter:
             self.adapters[request.adapter] = self.adapters.get(request.adapter, 0) + 1
@@ -326,7 +326,7 @@ class BackendLedger:
             seconds_per_token = (now - lease.dispatched_s) / max(1.0, lease.output_each())
             self.slots.learn_without_gauges(seconds_per_token, self.sequences_in_all())
 
-    def refused(self, now: float, *, full_for: Lease | None = None) -> None:
+    def back_off(self, now: float, *, full_for: Lease | None = None) -> None:
         """Leave the engine alone after a refusal or a failed connection, twice as long after each failure.
 
         `full_for`: the request that was refused for lack of room; None if the engine could not be reached. After such a
@@ -348,7 +348,7 @@ class BackendLedger:
             if after.started_s is not None and after.was_taken():
                 self._closed_until_s = self._backoff_s = 0.0
         elif running := self.sequences - self._starting_sequences:
-            self.slots.refused(running)
+            self.slots.learn_from_refusal(running)
 
     def observe(self, gauges: Gauges, now: float, *, arrived_s: float = float("-inf")) -> None:
         """Correct the model by the engine's gauges, from a page of metrics or after a step.

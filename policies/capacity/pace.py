@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from policies.averages import QUICK, Mean
+from policies.averages import QUICK, MovingAverage
 from policies.capacity.gauges import Gauges
 from policies.capacity.lease import Lease
 from policies.request import ServiceTokens
@@ -123,7 +123,7 @@ class PrefillRate:
         self._reports_steps = False
         self._stepped_s: float | None = None
         """End of the last step; None if nothing ran after it."""
-        self._sizes: dict[int, tuple[Mean, Mean]] = {}
+        self._sizes: dict[int, tuple[MovingAverage, MovingAverage]] = {}
         """Tokens and seconds of the prompts of one size, by the number of bits of the tokens."""
 
     def answered(self, lease: Lease, service: ServiceTokens) -> None:
@@ -155,7 +155,7 @@ class PrefillRate:
             return
         self.seen += 1
         size = tokens.bit_length()
-        own_tokens, own_s = self._sizes.get(size) or self._sizes.setdefault(size, (Mean(), Mean()))
+        own_tokens, own_s = self._sizes.get(size) or self._sizes.setdefault(size, (MovingAverage(), MovingAverage()))
         own_tokens.learn(tokens)
         own_s.learn(seconds)
         rates = [own.value / took.value for own, took in self._sizes.values() if own.seen >= SEEN_MIN and took.value]
@@ -188,11 +188,11 @@ class PrefillPace:
         """Tokens that streamed answers have made since the last look, without the first one of each answer."""
         self._before: tuple[float, int, int] = (0.0, 0, 0)
         """The last look: time, `starting` and `streaming`."""
-        self._plain_s = Mean()
-        self._plain_steps = Mean()
+        self._plain_s = MovingAverage()
+        self._plain_steps = MovingAverage()
         """Seconds and steps between two looks without prompts."""
-        self._tokens = Mean()
-        self._seconds = Mean()
+        self._tokens = MovingAverage()
+        self._seconds = MovingAverage()
         """Tokens of the prompts between two looks, and the seconds that they took."""
         self._started_tokens = 0
         """Tokens of the prompts that have started since the last look."""

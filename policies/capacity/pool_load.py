@@ -36,7 +36,7 @@ class PoolLoad:
         """Note that a request at this engine holds more than before."""
         self._refilled[engine] = None
 
-    def size(self) -> tuple[float, float]:
+    def sum_sizes(self) -> tuple[float, float]:
         """Return the sums of slots and KV tokens over the engines in service; inf if an engine's are unknown."""
         is_known = True
         for name in self._resized:

@@ -81,7 +81,7 @@ class Slots:
             limit += self._waiting_target
         return max(1, limit if self._most is None else min(limit, self._most))
 
-    def taken_by(self, sequences: int) -> int:
+    def count_for(self, sequences: int) -> int:
         """Return the slots that a request with this many sequences takes: at most a quarter of all, if that is known.
 
         If the request waited for a free slot for each sequence, and held all of them until its last sequence ends, the
@@ -147,7 +147,7 @@ class Slots:
         self._was_short = False
         self._seen = self._running_seen = self._waiting_seen = 0
 
-    def refused(self, running: int) -> None:
+    def learn_from_refusal(self, running: int) -> None:
         """Learn the slots from an engine that refused one sequence more than it runs."""
         if not self._is_known:
             self.count = max(1, running)

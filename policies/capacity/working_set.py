@@ -45,7 +45,7 @@ from policies.capacity.kv_forecast import TOLERATED
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.output_lengths import APPS_MAX
 from policies.capacity.pace import SEEN_MIN, USUAL_S
-from policies.contexts import KeptShare, Kind, Kinds
+from policies.contexts import InteractionKind, InteractionKinds, KeptShare
 from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens
 from policies.tree.node import BATCH_CONTEXTS, CONTEXTS
 from policies.tree.pool_tree import PoolTree
@@ -72,7 +72,7 @@ class Context:
         "to_find_tokens", "tokens",
     )  # fmt: skip
 
-    def __init__(self, set: WorkingSet, tenant: str, kind: Kind, began_s: float) -> None:
+    def __init__(self, set: WorkingSet, tenant: str, kind: InteractionKind, began_s: float) -> None:
         self.set: WorkingSet | None = set
         """The set that has the context; None once it is forgotten."""
         self.kind = kind
@@ -105,7 +105,7 @@ class WorkingSet:
         """Function for the oldest start that waits for the set, of the tenant that has received least; None if the
         order lets no start wait."""
         self._tree: Final = tree
-        self.kinds: Final = Kinds(APPS_MAX)
+        self.kinds: Final = InteractionKinds(APPS_MAX)
         """Learned sizes of contexts, by kind of interaction."""
         self.kept: Final = KeptShare()
         self.may_pass_starts: Callable[[str], bool] = lambda tenant: True
@@ -185,7 +185,7 @@ class WorkingSet:
         """
         if request.claim is NO_CLAIM:
             return False
-        kind = self.kinds.known(request)
+        kind = self.kinds.get(request)
         if kind.return_rate.seen >= SEEN_MIN:
             return kind.return_rate.value >= 0.5
         return kind.held_tokens + request.prompt_tokens > (OVER - 1.0) * self.capacity_tokens
@@ -306,7 +306,7 @@ class WorkingSet:
     # --- the table ---
 
     def _expected_tokens(self, request: Request) -> int:
-        kind = self.kinds.known(request)
+        kind = self.kinds.get(request)
         if request.claim is NO_CLAIM:  # no call follows
             return kind.own_tokens(request.prompt_tokens)
         return kind.running_tokens(request.prompt_tokens)
@@ -326,7 +326,7 @@ class WorkingSet:
         interaction = progress.interaction
         if context is None:
             began_s = interaction.began_s if interaction is not None else 0.0
-            context = Context(self, request.flow.tenant, self.kinds.of(request), began_s)
+            context = Context(self, request.flow.tenant, self.kinds.get_or_create(request), began_s)
             self._count += 1
             self._returning += context.returns
             if interaction is not None:

@@ -14,7 +14,7 @@ from itertools import combinations
 from typing import Any, Final, NamedTuple
 
 from policies.limits.sliding_counts import NOTHING, Measures, SlidingCounts, Window, rolling
-from policies.request import FREE, Limit, Price, Refusal, Refused, Request, ServiceTokens, payer
+from policies.request import FREE, Limit, Price, Rejection, RejectReason, Request, ServiceTokens, payer
 from policies.settings import COUNT_MAX, SettingError, check_bounds, setting
 
 MINUTE_S = 60.0
@@ -27,7 +27,7 @@ KEY: Final = "  "
 """Prefix of the hash of a key as a member. A member's use of one model is counted under both names, with a space
 between."""
 USER: Final = "   "
-"""Prefix of users as members (`user_of`)."""
+"""Prefix of users as members (`user_member`)."""
 ANYONE: Final = "*"
 """Name for each user of a tenant without limits of its own."""
 ENGINE: Final = "engine_ms"
@@ -128,7 +128,7 @@ def _whose(member: str) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def user_of(tenant: str, user: str) -> str:
+def user_member(tenant: str, user: str) -> str:
     """Return the name of a user of a tenant as a member."""
     return f"{USER}{tenant}\0{user}"
 
@@ -216,7 +216,7 @@ class Quotas:
         if not self._has_names and not self._issued:
             return ()
         nodes = (KEY + key, *self.members(tenant))
-        own = (nodes[0], user_of(tenant, user)) if user else nodes[:1]
+        own = (nodes[0], user_member(tenant, user)) if user else nodes[:1]
         return tuple([name for name in (*own, *[f"{node} {model}" for node in nodes]) if self.rules(name)])
 
     def rules(self, member: str) -> tuple[Rule, ...]:
@@ -225,13 +225,13 @@ class Quotas:
         if found is not None:
             return found
         if member.startswith(USER):
-            return self._rules.get(user_of(member.removeprefix(USER).partition("\0")[0], ANYONE), ())
+            return self._rules.get(user_member(member.removeprefix(USER).partition("\0")[0], ANYONE), ())
         tenant, _, model = member.partition(" ")
         if not tenant or tenant in self._rules:
             return ()
         return self._of_models.get(model, ()) if model else self._default
 
-    def refusal(self, request: Request, now: float, *, is_counted: bool = False) -> Refused | None:
+    def find_rejection(self, request: Request, now: float, *, is_counted: bool = False) -> Rejection | None:
         """Return why this request is rejected; None if no member for which it counts is beyond a limit with it.
 
         `is_counted`: the counts include the request already.
@@ -242,11 +242,11 @@ class Quotas:
         limits = self._standing(members, more, now)
         for limit in limits:
             if limit.reset_s:
-                return Refused(Refusal.RATE_LIMITED, max(1.0, limit.reset_s), limit)
+                return Rejection(RejectReason.RATE_LIMITED, max(1.0, limit.reset_s), limit)
         if limits and self.may_have is not None:
             for member in members:
                 if not self.may_have(member, more):
-                    return Refused(Refusal.RATE_LIMITED, 1.0, min(limits, key=lambda limit: limit.remaining))
+                    return Rejection(RejectReason.RATE_LIMITED, 1.0, min(limits, key=lambda limit: limit.remaining))
         return None
 
     def admitted(self, request: Request, now: float) -> None:
@@ -266,7 +266,7 @@ class Quotas:
         """
         members, buckets = self._left(request, now)
         _, _, tokens, cost = amounts(request)
-        tokens, cost = service.prompt + service.output - tokens, request.price.of(service) - cost
+        tokens, cost = service.prompt + service.output - tokens, request.price.cost(service) - cost
         if tokens < 0 or cost < 0:
             self._add((members, buckets), (0, 0, min(tokens, 0), min(cost, 0)))
         engine_ms = int(ran_s * request.sequences * 1000)
@@ -308,7 +308,7 @@ class Quotas:
     def of_past(self, used: Iterable[UsageBucket]) -> Iterator[tuple[int, str, int, Measures]]:
         """Yield window, member, bucket and amounts of earlier use, as if all was used at the end of its hour or day."""
         for until_s, tenant, model, requests, service, engine_ms in used:
-            amounts = engine_ms, requests, service.prompt + service.output, self.price(model).of(service)
+            amounts = engine_ms, requests, service.prompt + service.output, self.price(model).cost(service)
             for window, counts in enumerate(self.windows[1:], 1):
                 bucket = min(counts.bucket, counts.window.bucket(until_s - 1.0))
                 if bucket >= counts.oldest:
@@ -372,4 +372,4 @@ def wanted(request: Request) -> Measures:
 def amounts(request: Request) -> Measures:
     """Return the amounts that a request counts when it comes: 1 request, its prompt tokens, and their cost."""
     prompt = ServiceTokens(request.prompt_tokens, 0)
-    return 0, 1, request.prompt_tokens, request.price.of(prompt)
+    return 0, 1, request.prompt_tokens, request.price.cost(prompt)

@@ -83,7 +83,7 @@ class _History:
         if end:
             del rows[:end]
 
-    def of(self, bucket: int) -> Measures:
+    def measures(self, bucket: int) -> Measures:
         rows, at = self.rows, self._place(bucket)
         if at < 0 or rows[at] != bucket:
             return NOTHING
@@ -194,9 +194,9 @@ class SlidingCounts:
                 for bucket in history.rows[::_ROW]:
                     self.pend(member, bucket, LOST)
 
-    def of(self, member: Hashable, bucket: int) -> Measures:
+    def measures(self, member: Hashable, bucket: int) -> Measures:
         """Return the counts of the member in one bucket."""
-        return self._histories.get(member, NO_HISTORY).of(bucket)
+        return self._histories.get(member, NO_HISTORY).measures(bucket)
 
     def last(self, member: Hashable) -> int | None:
         """Return the last bucket in which the member did anything; None if no bucket is remembered."""
@@ -211,7 +211,7 @@ class SlidingCounts:
         """Set a bucket to the sum of all gateways, plus the counts here that are not reported yet."""
         if bucket < self.oldest or self.pending is None:
             return
-        before = self.of(member, bucket)
+        before = self.measures(member, bucket)
         own = self.pending.get(member, {}).get(bucket, NOTHING)
         more = [known[place] + own[place] - before[place] for place in PLACES]
         if any(more):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from policies.limits.sliding_counts import SlidingCounts, rolling
-from policies.request import Flow, Limit, Pressure, Refusal, Refused, Request, ServiceTokens
+from policies.request import Flow, Limit, Pressure, Rejection, RejectReason, Request, ServiceTokens
 from policies.settings import COUNT_MAX, SettingError, check_bounds, setting
 
 MEASURES: Final = ("starts", "requests", "tokens")
@@ -83,7 +83,7 @@ class ThrottleSettings:
         return self.user == self.app_user == self.app == UNLIMITED
 
 
-class _Level:
+class _ThrottleScope:
     """A throttling scope (user, user within an app, or app), with its counts and limits."""
 
     def __init__(
@@ -127,9 +127,9 @@ class Throttle:
     def __init__(self, settings: ThrottleSettings | None = None, *, members_max: int = 200_000) -> None:
         settings = settings or ThrottleSettings()
         window_s = settings.window_s
-        self._user = _Level("user", lambda flow: (flow.tenant, flow.user), settings.user, window_s, members_max)
-        self._app_user = _Level("app_user", lambda flow: flow, settings.app_user, window_s, members_max)
-        self._app = _Level("app", lambda flow: flow[:2], settings.app, window_s, members_max)
+        self._user = _ThrottleScope("user", lambda flow: (flow.tenant, flow.user), settings.user, window_s, members_max)
+        self._app_user = _ThrottleScope("app_user", lambda flow: flow, settings.app_user, window_s, members_max)
+        self._app = _ThrottleScope("app", lambda flow: flow[:2], settings.app, window_s, members_max)
         self._levels = self._user, self._app_user, self._app
 
     @property
@@ -137,7 +137,7 @@ class Throttle:
         """Counts by the name of their level in the plural."""
         return {f"{level.name}s": level.counts for level in self._levels}
 
-    def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
+    def find_rejection(self, request: Request, now: float, pressure: Pressure) -> Rejection | None:
         """Return why this request is rejected, and when it may come back; None if it may be queued. Counts nothing."""
         if not pressure.overloaded or request.progress.inside:
             return None
@@ -146,8 +146,8 @@ class Throttle:
             found = level.exceeded(flow, 1, tokens, now)
             if found is None or (level is self._app and self._has_part_left(flow, tokens, now)):
                 continue
-            reason = Refusal.OVER_APP_LIMIT if level is self._app else Refusal.OVER_USER_LIMIT
-            return Refused(reason, max(1.0, found.reset_s), found)
+            reason = RejectReason.OVER_APP_LIMIT if level is self._app else RejectReason.OVER_USER_LIMIT
+            return Rejection(reason, max(1.0, found.reset_s), found)
         return None
 
     def _has_part_left(self, flow: Flow, tokens: int, now: float) -> bool:
@@ -176,7 +176,7 @@ class Throttle:
         counts = self._app.counts
         begin = counts.bucket // PARTS * PARTS
         stretches = range(counts.oldest, begin), range(begin, counts.bucket + 1)
-        return max([sum([counts.of(flow[:2], bucket)[3] for bucket in stretch]) for stretch in stretches])
+        return max([sum([counts.measures(flow[:2], bucket)[3] for bucket in stretch]) for stretch in stretches])
 
     def is_beyond(self, request: Request, now: float) -> bool:
         """Return whether the user is beyond a limit, in total or in this app, whatever the pressure."""
@@ -194,7 +194,7 @@ class Throttle:
         """Return counts and limits of the flow's user, of the user in this app, and of the app."""
         return {name: number for one in self._levels for name, number in one.explain(flow, now).items()}
 
-    def resume(self, before: Throttle) -> None:
+    def take_over(self, before: Throttle) -> None:
         """Take over the counts of another throttle whose window is equally long."""
         for level, other in zip(self._levels, before._levels, strict=True):
             if other.counts.window.longest_s == level.counts.window.longest_s:

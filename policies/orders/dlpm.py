@@ -40,7 +40,7 @@ from typing import Final
 from policies.orders.cost import CACHED_WEIGHT, LONG_PROMPT, ServiceParams
 from policies.orders.vtc import CounterOrder
 from policies.placements.prefix_index import Prefix, PrefixIndex, tokens_of_blocks
-from policies.placements.siblings import Siblings
+from policies.placements.siblings import SamePrefixRequests
 from policies.queue.backlog import TRIED, Backlog
 from policies.queue.tenants_and_flows import TenantMember
 from policies.request import Flow, Request
@@ -51,7 +51,7 @@ _CAME_BITS: Final = 40
 _FRONT: Final = 1 << 72
 
 
-class _Waiting:
+class _QueuedRequest:
     """A queued request and its place among the requests of its flow."""
 
     __slots__ = ("came", "place", "request", "version")
@@ -71,18 +71,18 @@ class _MatchedBacklog(Backlog):
 
     def __init__(self, prefixes: PrefixIndex, backend: str | None, *, flows_max: int, quantum: float) -> None:
         super().__init__(flows_max=flows_max, quantum=quantum)
-        self._siblings = Siblings()
+        self._siblings = SamePrefixRequests()
         self._prefixes = prefixes
         self._backend = backend
-        self._waiting: dict[str, _Waiting] = {}
-        self._heaps: dict[Flow, list[tuple[int, _Waiting]]] = {}
+        self._waiting: dict[str, _QueuedRequest] = {}
+        self._heaps: dict[Flow, list[tuple[int, _QueuedRequest]]] = {}
         """Places and requests by flow. An entry is stale if its request has another place by now."""
         self._newest = 0
 
     def push(self, request: Request, *, front: bool = False, is_inside: bool = False, goes_first: bool = False) -> None:
         super().push(request, front=front, is_inside=is_inside, goes_first=goes_first)
         self._newest += 1
-        waiting = self._waiting[request.id] = _Waiting(request, self._newest - (_FRONT if front else 0))
+        waiting = self._waiting[request.id] = _QueuedRequest(request, self._newest - (_FRONT if front else 0))
         if request.prefix:
             self._siblings.add(waiting.request)
         self._match(waiting)
@@ -94,8 +94,8 @@ class _MatchedBacklog(Backlog):
             self._siblings.remove(request)
         self._moved(request.flow)
 
-    def resume(self, before: Backlog, *, with_flows: bool) -> None:
-        super().resume(before, with_flows=with_flows)
+    def take_over(self, before: Backlog, *, with_flows: bool) -> None:
+        super().take_over(before, with_flows=with_flows)
         for flow in list(self._heaps):
             self._moved(flow)
 
@@ -131,7 +131,7 @@ class _MatchedBacklog(Backlog):
         for request in self._siblings.nearest(prefix):
             self._match(self._waiting[request.id])
 
-    def _match(self, waiting: _Waiting) -> None:
+    def _match(self, waiting: _QueuedRequest) -> None:
         """Look up how much of the request's prompt is cached, and give the request its place."""
         request = waiting.request
         waiting.version = self._prefixes.version
@@ -153,7 +153,7 @@ class _MatchedBacklog(Backlog):
             return self._prefixes.depth(prefix, self._backend)
         return max(self._prefixes.depths(prefix).values(), default=0)
 
-    def _best(self, flow: Flow) -> _Waiting:
+    def _best(self, flow: Flow) -> _QueuedRequest:
         """Return the best-matched request of a flow."""
         heap = self._heaps[flow]
         while heap[0][1].place != heap[0][0]:

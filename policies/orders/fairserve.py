@@ -19,7 +19,7 @@ from policies.limits.throttle import Throttle, ThrottleSettings
 from policies.orders.order import Order
 from policies.orders.vtc import CounterOrder
 from policies.orders.wsc import Wsc, WscParams
-from policies.request import Flow, Pressure, Refusal, Refused, Request, ServiceTokens
+from policies.request import Flow, Pressure, Rejection, RejectReason, Request, ServiceTokens
 from policies.settings import setting
 
 
@@ -48,20 +48,20 @@ class FairServe(Wsc):
         """Limits at the start of interactions; None if none is configured."""
         self.counts = self.throttle.counts if self.throttle is not None else {}
 
-    def share(self, other: CounterOrder) -> None:
+    def share_state(self, other: CounterOrder) -> None:
         """Share the throttle too: its limits count over all queues of a pool."""
-        super().share(other)
+        super().share_state(other)
         if isinstance(other, FairServe):
             self.throttle = other.throttle
 
-    def resume(self, before: Order) -> None:
-        super().resume(before)
+    def take_over(self, before: Order) -> None:
+        super().take_over(before)
         if isinstance(before, FairServe) and self.throttle is not None and before.throttle is not None:
-            self.throttle.resume(before.throttle)
+            self.throttle.take_over(before.throttle)
             self.counts = self.throttle.counts
 
-    def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
-        return self.throttle.refusal(request, now, pressure) if self.throttle is not None else None
+    def find_rejection(self, request: Request, now: float, pressure: Pressure) -> Rejection | None:
+        return self.throttle.find_rejection(request, now, pressure) if self.throttle is not None else None
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         progress = request.progress
@@ -72,7 +72,7 @@ class FairServe(Wsc):
             beyond = self.throttle.is_beyond(request, now) if front else self.throttle.count(request, now)
         # A call beyond a limit is not rejected inside its interaction, but does not go first. A start that returns
         # after a rejection by the working set does.
-        goes_first = (is_inside and not beyond) or progress.came_back is Refusal.WORKING_SET
+        goes_first = (is_inside and not beyond) or progress.came_back is RejectReason.WORKING_SET
         self._queue(request, front=front, is_inside=is_inside, goes_first=goes_first)
 
     def _end(self, request: Request, service: ServiceTokens, now: float) -> None:

@@ -28,9 +28,9 @@ from typing import ClassVar
 
 from policies.limits.sliding_counts import SlidingCounts
 from policies.placements.prefix_index import Prefix
-from policies.plain_data import Learned
+from policies.plain_data import LearnedState
 from policies.queue.backlog import Backlog
-from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
+from policies.request import Flow, Pressure, Rejection, Request, ServiceTokens
 
 
 class Selection:
@@ -64,7 +64,7 @@ class Order(ABC):
     """Counters of tenants and flows, which gateways compare; None if the order has none."""
     units: tuple[object, object] = (None, None)
     """Units of the counters of tenants, and of flows. An order with equal units may take the counters over."""
-    learned: Mapping[str, Learned] = {}
+    learned: Mapping[str, LearnedState] = {}
     """Learned tables that survive a restart, by name."""
     counts: Mapping[str, SlidingCounts] = {}
     """Counts over time windows, by name. All gateways count together."""
@@ -76,7 +76,7 @@ class Order(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no order for the queue of one engine")
 
-    def resume(self, before: Order) -> None:
+    def take_over(self, before: Order) -> None:
         """Take over what another order has learned and has counted over time windows, if the units are equal."""
         for name, part in self.learned.items():
             known = before.learned.get(name)
@@ -86,7 +86,7 @@ class Order(ABC):
                 except ValueError:
                     continue  # learned in other units
 
-    def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
+    def find_rejection(self, request: Request, now: float, pressure: Pressure) -> Rejection | None:
         """Return why this request must not be queued; None if it may be. Changes nothing: `push` counts the request."""
         return None
 

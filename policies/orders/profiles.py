@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any, Final
 
-from policies.averages import Mean
+from policies.averages import MovingAverage
 from policies.capacity.output_lengths import ENOUGH
 from policies.plain_data import fields, rows
 from policies.recent import adopt, used
@@ -30,7 +30,7 @@ ANY_STAGE: Final = 0
 ANY_APP, WHOLE_SCOPE = "", STAGES_MAX + 1
 
 
-class _MeanCost(Mean):
+class _MeanCost(MovingAverage):
     """Mean cost of the calls of one (scope, app, stage), and `norm`, that mean within the clamp."""
 
     # One mean of costs suffices: the sum of the three means in FairServe's equation 2 is the mean of the summed cost.

@@ -88,10 +88,10 @@ class CounterOrder(Order):
     def beside(self, engine: str) -> Order:
         of_this_kind: Any = type(self)
         order: CounterOrder = of_this_kind(self._params, flows_max=self._flows_max)
-        order.share(self)
+        order.share_state(self)
         return order
 
-    def share(self, other: CounterOrder) -> None:
+    def share_state(self, other: CounterOrder) -> None:
         """Share the learned tables and counts of another order of this kind with equal settings."""
         self.learned, self.counts = other.learned, other.counts
 

@@ -79,9 +79,9 @@ class Wsc(CounterOrder):
         self.profiles = CostProfiles(calls, populations_max=max(1, flows_max // 4))
         self.learned = {"profiles": self.profiles}
 
-    def share(self, other: CounterOrder) -> None:
+    def share_state(self, other: CounterOrder) -> None:
         """Share the profiles too: a normal call does not depend on the queue."""
-        super().share(other)
+        super().share_state(other)
         if isinstance(other, Wsc):
             self.profiles = other.profiles
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from policies.placements.prefix_index import Prefix, PrefixIndex
-from policies.placements.siblings import Siblings
+from policies.placements.siblings import SamePrefixRequests
 from policies.queue.backlog import TRIED
 from policies.request import Request
 
@@ -30,7 +30,7 @@ class Homes:
 
     def __init__(self, prefixes: PrefixIndex) -> None:
         self.prefixes = prefixes
-        self._siblings = Siblings()
+        self._siblings = SamePrefixRequests()
         self._new: dict[str, Request] = {}
         """Requests that are not looked up yet. Most requests are dispatched before that."""
         self._homes: dict[str, list[str]] = {}

@@ -15,7 +15,7 @@ LOOKED_UP: Final = 2
 time."""
 
 
-class Siblings:
+class SamePrefixRequests:
     """The requests of one queue, by the beginnings of their prompts."""
 
     def __init__(self) -> None:

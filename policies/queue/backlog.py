@@ -28,8 +28,8 @@ from operator import attrgetter
 from typing import Final
 
 from policies.averages import USUAL
-from policies.queue.counters import Counters, Member
-from policies.queue.tenants_and_flows import FlowMember, TenantMember, sleeps_as
+from policies.queue.counters import CounterMember, Counters
+from policies.queue.tenants_and_flows import FlowMember, TenantMember, start_sort_key
 from policies.request import Flow, Request, is_batch
 
 _counter: Final = attrgetter("counter")
@@ -75,7 +75,7 @@ class Backlog:
         before others, then by arrival."""
         self.full: dict[str | TenantMember, dict[TenantMember, None]] = {}
         """Sleeping tenants by the name of the full node of the tree; by themselves if their prefill part is used up."""
-        self.changed: dict[Member, None] | None = None
+        self.changed: dict[CounterMember, None] | None = None
         """Members to report to other gateways. The oldest changes are dropped. None if nothing is reported."""
         self.usual = self.usual_of_flow = self.usual_service = 0.0
         """Moving averages of a request's final charge: to its tenant (per weight), to its flow, and before the division
@@ -142,7 +142,7 @@ class Backlog:
         flow = self._by_flow[start.flow]
         flow.tenant.going_first -= start.id in flow.going_first
         flow.sleep(start)
-        insort(self.starts.setdefault(flow.tenant, []), (*sleeps_as(start), start))
+        insort(self.starts.setdefault(flow.tenant, []), (*start_sort_key(start), start))
         self._rest(flow)
 
     def wake_starts(self, has_room: Callable[[Request], bool]) -> None:
@@ -193,14 +193,14 @@ class Backlog:
                 continue
             # A tenant at its ceiling banks no credit, except for the request that replaces the one that ended.
             line = tenant.line
-            by = line.floor() - self.usual - tenant.counter
+            by = line.find_floor() - self.usual - tenant.counter
             for one in [one for one in self.full[key] if one.line is line and by > 0.0]:
                 one.counter += by
                 one.lifted += by
             self._leave_node(tenant)
             line.wake(tenant)
 
-    def asleep_at(self) -> Iterator[tuple[Request, str]]:
+    def sleeping_heads(self) -> Iterator[tuple[Request, str]]:
         """Iterate over the full nodes: the next request of the least served interactive tenant there, and the node."""
         for key, tenant, request in self._first_at_nodes():
             if tenant.line is self.tenants and isinstance(key, str):
@@ -231,7 +231,7 @@ class Backlog:
 
     def _forget_start(self, flow: FlowMember, start: Request) -> None:
         starts = self.starts[flow.tenant]
-        del starts[bisect_left(starts, sleeps_as(start))]
+        del starts[bisect_left(starts, start_sort_key(start))]
         if not starts:
             del self.starts[flow.tenant]
 
@@ -356,18 +356,18 @@ class Backlog:
         The lead is over the next tenant. If several gateways count a lead together, each gateway converts its part.
         """
         if known != weight and (tenant := self._by_tenant.get(name)) is not None:
-            lead = max(0.0, tenant.line.rank(tenant) - tenant.line.floor())
+            lead = max(0.0, tenant.line.rank(tenant) - tenant.line.find_floor())
             tenant.line.charged(tenant, lead * (known / weight - 1.0) / self.sharers)
             tenant.weight = weight
             if self.changed is not None:
                 self.changed[tenant] = None
 
-    def resume(self, before: Backlog, *, with_flows: bool) -> None:
+    def take_over(self, before: Backlog, *, with_flows: bool) -> None:
         """Copy the counters of tenants, and of flows if asked, from another backlog with equal units."""
         for name, known in before._by_tenant.items():
             tenant = self._by_tenant.get(name) or self._new_tenant(name)
             tenant.weight = known.weight
-            tenant.line.resume(tenant, known)
+            tenant.line.take_over(tenant, known)
         for line, known_line in ((self.tenants, before.tenants), (self.batch, before.batch)):
             last = known_line.last_left
             line.last_left = None if last is None else self._by_tenant.get(last.name[0])
@@ -377,7 +377,7 @@ class Backlog:
         self.usual_of_flow = before.usual_of_flow
         for flow, theirs in before._by_flow.items():
             own = self._by_flow.get(flow) or self._new_flow(flow, self._by_tenant[flow.tenant])
-            own.tenant.flows.resume(own, theirs)
+            own.tenant.flows.take_over(own, theirs)
             last_flow = theirs.tenant.flows.last_left
             if last_flow is theirs:
                 own.tenant.flows.last_left = own

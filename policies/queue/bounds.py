@@ -13,8 +13,8 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
-from policies.queue.places import Places
-from policies.request import WAIT_S_MAX, Refusal, Request
+from policies.queue.places import KeptPlaces
+from policies.request import WAIT_S_MAX, RejectReason, Request
 from policies.settings import setting
 
 LOOKED_AT: Final = 64
@@ -58,7 +58,7 @@ class QueueLimits:
         return self.queue_wait_s_max_inside > self.queue_wait_s_max
 
 
-class Waiting(NamedTuple):
+class QueueSummary(NamedTuple):
     """A summary of one tenant's waiting requests."""
 
     requests: int
@@ -108,7 +108,7 @@ class BoundedQueue:
         self._indexed: dict[str, _TenantQueue] = {}
         self._deadlines: list[tuple[float, str]] = []
         self.bytes = 0
-        self.places = Places()
+        self.places = KeptPlaces()
         """Places of requests that were told to retry later."""
 
     def get(self, request_id: str) -> Request | None:
@@ -138,10 +138,10 @@ class BoundedQueue:
         """Return one request of each waiting tenant: its oldest call inside an interaction, else its oldest start."""
         return [next(iter((tenant.inside or tenant.starts).values())) for tenant in self._tenants.values()]
 
-    def by_tenant(self) -> dict[str, Waiting]:
+    def by_tenant(self) -> dict[str, QueueSummary]:
         """Return a summary of each tenant that has requests waiting. O(tenants waiting)."""
         return {
-            name: Waiting(
+            name: QueueSummary(
                 tenant.size(by_bytes=False),
                 tenant.weight,
                 min([next(iter(each.values())).arrived_s for each in (tenant.starts, tenant.inside) if each]),
@@ -192,7 +192,7 @@ class BoundedQueue:
             heapify(self._deadlines)
 
     def reweigh(self, weight_of: Callable[[Request], float]) -> None:
-        """Replace the weights of the waiting requests. A tenant has that of its newest start."""
+        """Replace the weights of the waiting requests. A tenant has the weight of its newest start."""
         for tenant in self._tenants.values():
             for request in (*tenant.inside.values(), *tenant.starts.values()):
                 request.weight = tenant.weight = weight_of(request)
@@ -211,7 +211,7 @@ class BoundedQueue:
         """Return a request whose deadline has passed, or None."""
         return self.requests[self._deadlines[0][1]] if self.earliest_deadline_s() <= now else None
 
-    def comes_back_in(self, request: Request, why: Refusal, wait_s: float, now: float) -> float:
+    def comes_back_in(self, request: Request, why: RejectReason, wait_s: float, now: float) -> float:
         """Return the seconds after which a refused request is to retry, and keep its place until then.
 
         `wait_s`: expected wait if the request were admitted. The wait grows with the kept places of the tenant, whose
@@ -221,7 +221,7 @@ class BoundedQueue:
             return max(1.0, left_s)
         own = self._tenants.get(request.flow.tenant)
         queued = own.size(by_bytes=False) if own is not None else 0
-        wait_s = min(WAIT_S_MAX, wait_s * (1.0 + self.places.kept[request.flow.tenant] / (queued + 1)))
+        wait_s = min(WAIT_S_MAX, wait_s * (1.0 + self.places.counts[request.flow.tenant] / (queued + 1)))
         if len(self.places.due) < PLACES_MAX:
             self.places.keep(request, why, wait_s, now)
         return wait_s
@@ -236,8 +236,8 @@ class BoundedQueue:
         fills more than half of the queue. Otherwise a call inside evicts a start of its own tenant or, if there is none
         and its tenant fills at most half, of the tenant with most starts per weight.
 
-        A tenth of the queue is reserved for requests that return when they are due (`Places`). O(tenants waiting), and
-        only when the queue is full.
+        A tenth of the queue is reserved for requests that return when they are due (`KeptPlaces`). O(tenants waiting),
+        and only when the queue is full.
         """
         most, places = self.limits.queue_requests_max, self.places
         if places.due and ((left_s := places.left_s(request, now)) is None or left_s > 0.0):

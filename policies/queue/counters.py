@@ -37,7 +37,7 @@ Entry = Any
 a tuple, because mypyc tuples have no identity."""
 
 
-class Member:
+class CounterMember:
     """A member of one level: a tenant among tenants, or a flow among the flows of its tenant."""
 
     __slots__ = (
@@ -92,12 +92,12 @@ class Member:
         # With mypyc, a class with __lt__ has no hash. Members are dictionary keys, so they need one.
         return id(self)
 
-    def __lt__(self, other: Member) -> bool:
+    def __lt__(self, other: CounterMember) -> bool:
         # The heap compares members only if all else is equal. One of the two entries is then stale, and dropped later.
         return False
 
 
-M = TypeVar("M", bound=Member)
+M = TypeVar("M", bound=CounterMember)
 
 
 class Counters(Generic[M]):
@@ -146,7 +146,7 @@ class Counters(Generic[M]):
                 found.append(member)
         return found
 
-    def floor(self) -> float:
+    def find_floor(self) -> float:
         """Return the rank to which a new member is raised.
 
         The least rank of the members that wait here or elsewhere; if none waits, the rank of the member that left last.
@@ -177,7 +177,7 @@ class Counters(Generic[M]):
     def ahead(self, member: M) -> float:
         """Return the distance of a member's rank from the rank of the next waiting member; 0 for that member."""
         least = self.least()
-        return self.rank(member) - (self.rank(least) if least is not None else self.floor())
+        return self.rank(member) - (self.rank(least) if least is not None else self.find_floor())
 
     def least(self) -> M | None:
         """Return the waiting member that goes next, or None. Amortised O(log members)."""
@@ -208,7 +208,7 @@ class Counters(Generic[M]):
         if self.unconfirmed or (not self._waiting and not self._asleep):
             member.is_sole = True
             self.unconfirmed[member.name] = None
-        floor = self._floor = self.floor()
+        floor = self._floor = self.find_floor()
         if self._quantum:
             floor -= floor % self._quantum
             self._turn += 1
@@ -316,7 +316,7 @@ class Counters(Generic[M]):
         if member.entry is not None and member.turn < member.entry[1]:
             self._enter(member)
 
-    def resume(self, member: M, before: Member) -> None:
+    def take_over(self, member: M, before: CounterMember) -> None:
         """Copy counter and place from a member of other counters, which have equal units."""
         member.counter, member.lifted = before.counter, before.lifted
         member.is_sole, member.turn = before.is_sole, before.turn

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from policies.averages import QUICK, STEADY
 from policies.queue.backlog import Backlog
-from policies.queue.counters import Counters, M, Member
+from policies.queue.counters import CounterMember, Counters, M
 from policies.request import WAIT_S_MAX, Request
 
 SAMPLED: Final = 64
@@ -68,7 +68,7 @@ class Gate(NamedTuple):
     """Tenant whose starts wait for the working set; "" at the other gates."""
 
 
-class Expected(NamedTuple):
+class WaitEstimate(NamedTuple):
     """An expected wait."""
 
     wait_s: float
@@ -152,7 +152,7 @@ class _Pace:
         self._seconds = self._seconds * kept + elapsed_s
         self._answers_s = self._answers_s * kept + answer_s
 
-    def learn(self, expected: Expected, turns: float) -> None:
+    def learn(self, expected: WaitEstimate, turns: float) -> None:
         """Learn from a wait that ended after this many turns."""
         error = log(turns / (self.passed * expected.turns))
         self.passed *= exp(STEP * max(-ERROR_MAX, min(ERROR_MAX, error)))
@@ -164,7 +164,7 @@ class ExpectedWaits:
 
     def __init__(self) -> None:
         self._counts = {"right": 0, "longer": 0, "shorter": 0}
-        self._unknown = Member(())
+        self._unknown = CounterMember(())
         """Means over requests in order of arrival, or of tenants that are forgotten."""
         self._members, self._answers_s = 0, 0.0
         """Tenants with an answer so far, and the sum of their `answer_s`."""
@@ -172,7 +172,7 @@ class ExpectedWaits:
         self._resumed_s = -inf
         """Time at which the pool last had an engine in service again. No turn is counted from before."""
 
-    def of(self, request: Request, place: GateState, now: float, *, comes: bool, held_s: float = 0.0) -> Expected:
+    def of(self, request: Request, place: GateState, now: float, *, comes: bool, held_s: float = 0.0) -> WaitEstimate:
         """Return the expected wait.
 
         `comes`: the request is not queued yet. `held_s`: seconds until the first turn.
@@ -187,7 +187,7 @@ class ExpectedWaits:
         else:
             turns, wait_s = self._among_members(request, place, backlog, pace, now, comes=comes)
         wait_s = min(WAIT_S_MAX, held_s + wait_s * place.queues)
-        return Expected(wait_s, now, turns, pace.gone, gate, pace.is_learned)
+        return WaitEstimate(wait_s, now, turns, pace.gone, gate, pace.is_learned)
 
     def _among_members(
         self, request: Request, place: GateState, backlog: Backlog, pace: _Pace, now: float, *, comes: bool
@@ -232,7 +232,7 @@ class ExpectedWaits:
 
     # --- events ---
 
-    def began(self, backlog: Backlog | None, request: Request, now: float) -> None:
+    def count_arrival(self, backlog: Backlog | None, request: Request, now: float) -> None:
         """Count the arrival of a queued request that waits."""
         if backlog is not None:
             for member in (backlog.tenant(request.flow.tenant), backlog.flow(request.flow)):
@@ -266,7 +266,7 @@ class ExpectedWaits:
         if wait is not None and wait.expected is not None:
             self._compare(wait.expected, place.queues, now)
 
-    def _compare(self, expected: Expected, queues: int, now: float) -> None:
+    def _compare(self, expected: WaitEstimate, queues: int, now: float) -> None:
         """Compare a wait that has ended with its estimate, and learn from the difference."""
         wait_s = now - expected.since_s
         if wait_s <= COUNTED_S_MIN:
@@ -282,7 +282,7 @@ class ExpectedWaits:
     def answered(self, backlog: Backlog | None, request: Request, answer_s: float) -> None:
         """Learn from the answer of a request that had waited. `answer_s`: seconds since its dispatch."""
         flow = backlog.flow(request.flow) if backlog is not None else None
-        member: Member = flow.tenant if flow is not None else self._unknown
+        member: CounterMember = flow.tenant if flow is not None else self._unknown
         before_s = member.answer_s
         _learn(member, request.progress.charged, answer_s)
         self._answers_s += member.answer_s - before_s
@@ -291,11 +291,11 @@ class ExpectedWaits:
             _learn(flow, request.progress.normalised or request.progress.charged, answer_s)
 
 
-class _Line(NamedTuple):
+class _WaitingLine(NamedTuple):
     """Waiting tenants, or flows of a tenant, that a wait estimate compares; a sample if there are many."""
 
     counters: Counters[Any]
-    members: Sequence[Member]
+    members: Sequence[CounterMember]
     number: int
     """Members that wait, not only those of the sample."""
     floor: float
@@ -307,19 +307,19 @@ class _Line(NamedTuple):
         return queued * self.number / max(1, len(self.members))
 
 
-def _line_of(counters: Counters[M]) -> _Line:
-    return _Line(counters, counters.some(SAMPLED), len(counters), counters.floor())
+def _line_of(counters: Counters[M]) -> _WaitingLine:
+    return _WaitingLine(counters, counters.some(SAMPLED), len(counters), counters.find_floor())
 
 
-def _line_at(backlog: Backlog, gate: Gate) -> _Line:
+def _line_at(backlog: Backlog, gate: Gate) -> _WaitingLine:
     """Return the tenants that wait at a gate: those that sleep at its node, or, for the pool, those awake."""
     counters = backlog.batch if gate.can_wait else backlog.tenants
     if not gate.node:
         return _line_of(counters)
     asleep = [tenant for tenant in backlog.full.get(gate.node, ()) if tenant.line is counters]
     members = asleep[:: len(asleep) // SAMPLED + 1]
-    floor = min([counters.rank(member) for member in members]) if members else counters.floor()
-    return _Line(counters, members, len(asleep), floor)
+    floor = min([counters.rank(member) for member in members]) if members else counters.find_floor()
+    return _WaitingLine(counters, members, len(asleep), floor)
 
 
 def _new_pace(place: GateState) -> _Pace:
@@ -334,7 +334,7 @@ def _starts_before(backlog: Backlog, request: Request) -> int:
     return starts.index(request) if request in starts else len(starts)
 
 
-def _asks(member: Member, now: float) -> None:
+def _asks(member: CounterMember, now: float) -> None:
     """Update a member's gap between arrivals with an arrival now."""
     if member.asked_s < 0.0:
         member.gap_s = WINDOW_S  # arbitrary: twice or half of it changes no row of the benchmark
@@ -343,15 +343,15 @@ def _asks(member: Member, now: float) -> None:
     member.asked_s = now
 
 
-def _learn(member: Member, charged: float, answer_s: float) -> None:
+def _learn(member: CounterMember, charged: float, answer_s: float) -> None:
     part = QUICK if member.answer_s else 1.0
     member.usual += part * (charged - member.usual)
     member.answer_s += part * (answer_s - member.answer_s)
 
 
 def _before(
-    line: _Line, own: Member | None, weight: float, place: float, usual: float, answer_s: float, wait_s: float,
-    now: float,
+    line: _WaitingLine, own: CounterMember | None, weight: float, place: float, usual: float, answer_s: float,
+    wait_s: float, now: float,
 ) -> tuple[float, float]:  # fmt: skip
     """Estimate how many requests of other tenants or flows go before one request, and the sum of their answer times.
 

@@ -10,7 +10,7 @@ from collections import Counter
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from policies.request import Flow, Refusal, Request
+from policies.request import Flow, RejectReason, Request
 
 KEPT_LONGER: Final = 0.25
 """Fraction of the wait. `retry-after` is in whole seconds and spread over a tenth more, and clients are late."""
@@ -18,13 +18,13 @@ KEPT_LONGER: Final = 0.25
 Place = tuple[Flow, int]
 
 
-class Places:
+class KeptPlaces:
     """The kept places, with the times at which their clients are to retry."""
 
     def __init__(self) -> None:
-        self.due: dict[Place, tuple[float, Refusal]] = {}
+        self.due: dict[Place, tuple[float, RejectReason]] = {}
         """The kept places: time of the retry, and reason of the refusal."""
-        self.kept: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         """Number of kept places by tenant."""
         self._ends: list[tuple[float, float, Place]] = []
         """Heap of (expiry, time of the retry, place). An entry is stale if its place was given up or kept anew."""
@@ -34,16 +34,16 @@ class Places:
         due = self.due.get((request.flow, request.prompt_tokens))
         return None if due is None else due[0] - now
 
-    def keep(self, request: Request, why: Refusal, wait_s: float, now: float) -> None:
+    def keep(self, request: Request, why: RejectReason, wait_s: float, now: float) -> None:
         place = request.flow, request.prompt_tokens
         self.due[place] = now + wait_s, why
-        self.kept[request.flow.tenant] += 1
+        self.counts[request.flow.tenant] += 1
         heappush(self._ends, (now + wait_s * (1.0 + KEPT_LONGER), now + wait_s, place))
         if len(self._ends) > 2 * len(self.due) + 64:
             self._ends = [end for end in self._ends if self._is_due(end)]
             heapify(self._ends)
 
-    def take(self, request: Request) -> Refusal | None:
+    def take(self, request: Request) -> RejectReason | None:
         """Give up the place of a request that has come back. Return why it was refused; None if it had no place."""
         place = request.flow, request.prompt_tokens
         return self._give_up(place) if place in self.due else None
@@ -59,10 +59,10 @@ class Places:
         due = self.due.get(end[2])
         return due is not None and due[0] == end[1]
 
-    def _give_up(self, place: Place) -> Refusal:
+    def _give_up(self, place: Place) -> RejectReason:
         _, why = self.due.pop(place)
         tenant = place[0].tenant
-        self.kept[tenant] -= 1
-        if not self.kept[tenant]:
-            del self.kept[tenant]
+        self.counts[tenant] -= 1
+        if not self.counts[tenant]:
+            del self.counts[tenant]
         return why

@@ -7,14 +7,14 @@ from heapq import heappop, heappush
 from itertools import takewhile
 from typing import Any, Final
 
-from policies.queue.counters import Counters, Member
+from policies.queue.counters import CounterMember, Counters
 from policies.request import Flow, Request
 
 CALLS_PASSED: Final = 48
 """Requests of a flow that may pass its oldest one: about as many as run at once."""
 
 
-class FlowMember(Member):
+class FlowMember(CounterMember):
     """The waiting requests of one flow, oldest first, and which of them are calls inside interactions."""
 
     __slots__ = ("_ahead", "_newest", "_numbers", "asleep", "flow", "going_first", "inside", "requests", "tenant")
@@ -74,12 +74,12 @@ class FlowMember(Member):
         self.going_first.discard(start.id)
 
     def wake(self, start: Request) -> bool:
-        """Queue a sleeping start at the head, behind requests there that go before it (`sleeps_as`).
+        """Queue a sleeping start at the head, behind requests there that go before it (`start_sort_key`).
 
         Return whether its flow goes first.
         """
-        goes_first, own = self.asleep.pop(start.id), sleeps_as(start)
-        before = [*takewhile(lambda one: sleeps_as(one) < own, self.requests.values())]
+        goes_first, own = self.asleep.pop(start.id), start_sort_key(start)
+        before = [*takewhile(lambda one: start_sort_key(one) < own, self.requests.values())]
         self.requests[start.id] = start
         for one in (start, *reversed(before)):
             self.requests.move_to_end(one.id, last=False)
@@ -97,7 +97,7 @@ class FlowMember(Member):
         return len(self._ahead) < CALLS_PASSED or next(iter(self.requests)) == request.id
 
 
-class TenantMember(Member):
+class TenantMember(CounterMember):
     """A tenant in the fair queue of its class, interactive or batch, with the counters of its flows."""
 
     __slots__ = ("flows", "full", "going_first", "line")
@@ -113,6 +113,6 @@ class TenantMember(Member):
         """Key in `Backlog.full` under which this tenant sleeps; None if it does not."""
 
 
-def sleeps_as(start: Request) -> Any:
+def start_sort_key(start: Request) -> Any:
     """Return the sort key of a start among the sleeping starts of its tenant."""
     return not start.progress.parked, start.arrived_s, start.id

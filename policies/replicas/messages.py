@@ -99,7 +99,7 @@ class Charge(NamedTuple):
     waits elsewhere, or else to that of the member that left last at any gateway."""
 
 
-class Left(NamedTuple):
+class Departure(NamedTuple):
     """The member whose queue emptied last, among all tenants of a line or among the flows of one tenant."""
 
     among: str
@@ -175,7 +175,7 @@ class ReplicaReport(NamedTuple):
     usage: list[NodeUsage]
     """Usage of the nodes of the pool's tree. Without a pool: requests queued and dispatched, of members with a limit on
     concurrent ones."""
-    lefts: list[Left]
+    lefts: list[Departure]
     """Queues that have emptied since the last sync round. The tenant that is known to have left last at any gateway
     comes first."""
     quantum: float
@@ -197,7 +197,7 @@ class ReplicaView(NamedTuple):
     """Interactions asked for; None if not open."""
     usage: list[NodeUsage]
     """Sums over all other gateways."""
-    left: Left | None
+    left: Departure | None
     """The tenant that left last at any gateway, as far as the store knows."""
     is_forgotten: bool
     """The store does not know this gateway, although the gateway has reported before: the store has lost its data."""

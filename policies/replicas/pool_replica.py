@@ -9,7 +9,7 @@ from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.obstacle import ASLEEP, Obstacle
 from policies.replicas.grants import GrantedEngines
-from policies.replicas.messages import REPORTED_MAX, Charge, Left, ReplicaReport, ReplicaView, Standing
+from policies.replicas.messages import REPORTED_MAX, Charge, Departure, ReplicaReport, ReplicaView, Standing
 from policies.replicas.schedule import INTERVAL_S, WAITS_S
 from policies.replicas.shared_counters import AHEAD_S, SharedCounters
 from policies.replicas.tallies import SharedCounts
@@ -68,7 +68,7 @@ class PoolReplica:
         wants_room = blocked is not None and blocked.nearest() not in ASLEEP
         head = blocked.request if blocked is not None and wants_room else None
         charges: list[Charge] = []
-        lefts: list[Left] = []
+        lefts: list[Departure] = []
         if counters is not None:
             standings = counters.standings(now)
             charges, lefts = counters.report(now)

@@ -31,7 +31,7 @@ START_S: Final = 15 * ALONE_S
 configuration (`initial_fetch_timeout`)."""
 
 
-class Speaker(Protocol):
+class ReportSource(Protocol):
     """The source of a gateway's reports: about one pool (`PoolReplica`), or about tenants (`TenantReplica`)."""
 
     def is_urgent(self) -> bool: ...
@@ -54,7 +54,7 @@ class Schedule:
     reply comes for too long, the schedule decides that the gateway is partitioned, and tells the speaker (`cut_off`).
     """
 
-    def __init__(self, speaker: Speaker, *, start_s: float = ALONE_S) -> None:
+    def __init__(self, speaker: ReportSource, *, start_s: float = ALONE_S) -> None:
         """Begin. `start_s`: time without a first reply after which the gateway goes on alone."""
         self.is_alone = False
         self._speaker = speaker

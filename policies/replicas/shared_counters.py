@@ -15,9 +15,9 @@ from math import inf
 from typing import Final, TypeVar
 
 from policies.queue.backlog import TRIED, Backlog
-from policies.queue.counters import Counters, Member
+from policies.queue.counters import CounterMember, Counters
 from policies.queue.tenants_and_flows import FlowMember, TenantMember
-from policies.replicas.messages import REPORTED_MAX, Charge, Left, Standing, line_name
+from policies.replicas.messages import REPORTED_MAX, Charge, Departure, Standing, line_name
 from policies.replicas.schedule import ALONE_S, IDLE_S, INTERVAL_S
 from policies.request import BATCH, Flow, Request, is_batch
 
@@ -34,7 +34,7 @@ GROWTH_S: Final = 10 * INTERVAL_S
 """Time over which the service received in a sync round is averaged."""
 
 
-M = TypeVar("M", bound=Member)
+M = TypeVar("M", bound=CounterMember)
 
 
 class _Growth:
@@ -74,14 +74,14 @@ class SharedCounters:
         self._epoch_s = epoch_s
         self._waiting_elsewhere: list[TenantMember] = []
         """Tenants that are known here and also wait at other gateways."""
-        self._reported: list[tuple[Member, float | None]] = []
+        self._reported: list[tuple[CounterMember, float | None]] = []
         """Members of the last report, each with its counter before; None for a member that was reported for the first
         time or that the store may lift."""
         self._owed = 0.0
         """Service that all gateways owe batch, as of the last reply."""
         self._growth = _Growth()
         self._growth_of_flows = _Growth()
-        self._last_left: Left | None = None
+        self._last_left: Departure | None = None
         self._to_report_again: Iterator[str] = iter(())
 
     def standings(self, now: float) -> list[Standing]:
@@ -121,7 +121,7 @@ class SharedCounters:
     def _tolerated(self, usual_request: float, growth: _Growth) -> float:
         return max(AHEAD * usual_request, self._backlog.quantum, AHEAD * growth.usual)
 
-    def report(self, now: float) -> tuple[list[Charge], list[Left]]:
+    def report(self, now: float) -> tuple[list[Charge], list[Departure]]:
         """Return the charges since the last sync round, and the members that left.
 
         The charges also name tenants and flows that go next without a new charge, so that the reply has their sums: of
@@ -152,7 +152,7 @@ class SharedCounters:
             backlog.newly_owed = 0.0
         return charges, self._lefts(asked, now)
 
-    def receive(self, totals: Sequence[float], left: Left | None, since_s: float, *, is_forgotten: bool) -> None:
+    def receive(self, totals: Sequence[float], left: Departure | None, since_s: float, *, is_forgotten: bool) -> None:
         """Take the sums of all gateways for the reported counters, with the lifts that the store applied.
 
         `since_s`: the time between the last report and the one before it.
@@ -216,7 +216,7 @@ class SharedCounters:
             tenant.line is self._backlog.batch and self._backlog.owes_batch,
         )  # fmt: skip
 
-    def _lefts(self, reported: dict[Member, None], now: float) -> list[Left]:
+    def _lefts(self, reported: dict[CounterMember, None], now: float) -> list[Departure]:
         """Return who left last: the tenant at any gateway as far as is known here, the batch node here, and flows here.
 
         Flows are those of the reported tenants.
@@ -241,7 +241,7 @@ class SharedCounters:
         return lefts
 
 
-def _left(among: str, counters: Counters[M], now_s: float, *, again: bool) -> Left | None:
+def _left(among: str, counters: Counters[M], now_s: float, *, again: bool) -> Departure | None:
     """Return the member that left last here; None if it is reported already. `again`: report it once more."""
     last = counters.last_left
     times, left_s = counters.reported or (0, 0.0)
@@ -250,7 +250,7 @@ def _left(among: str, counters: Counters[M], now_s: float, *, again: bool) -> Le
     if times != counters.times_left:
         left_s = now_s
         counters.reported = counters.times_left, left_s
-    return Left(among, _name(last), last.counter, left_s)
+    return Departure(among, _name(last), last.counter, left_s)
 
 
 def _confirmed(counters: Counters[M], member: M) -> None:
@@ -259,7 +259,7 @@ def _confirmed(counters: Counters[M], member: M) -> None:
         counters.unconfirmed.pop(member.name, None)
 
 
-def _charge(member: Member) -> Charge:
+def _charge(member: CounterMember) -> Charge:
     """Return the charge since the last report of this member, and count it as reported."""
     known, lifted = member.reported or (0.0, 0.0)
     base = known + member.lifted - lifted
@@ -269,7 +269,7 @@ def _charge(member: Member) -> Charge:
     return charge
 
 
-def _name(member: Member) -> str:
+def _name(member: CounterMember) -> str:
     """Return the name of a member's counter.
 
     The name begins with the tenant, so that no app or user name of a client can name another tenant's counter.

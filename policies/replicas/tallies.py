@@ -49,12 +49,12 @@ class SharedCounts:
         for member in list(islice(pending, most)):
             if len(tallies) >= most:
                 break
-            before = [self.own(member, place)[0] for place in PLACES]
+            before = [self.read_counts(member, place)[0] for place in PLACES]
             for bucket, (*own, why) in sorted(pending.pop(member).items()):
                 if bucket < counts.oldest:
                     continue
                 extra = reserve(member) if reserve is not None and why and bucket == counts.bucket else NOTHING
-                known = counts.of(member, bucket)
+                known = counts.measures(member, bucket)
                 tally = CountDelta(
                     f"{self._name}:{_joined(member)}",
                     bucket,
@@ -87,7 +87,7 @@ class SharedCounts:
         if is_forgotten:
             self.counts.pend_all()
 
-    def own(self, member: Hashable, place: int) -> tuple[int, int, bool]:
+    def read_counts(self, member: Hashable, place: int) -> tuple[int, int, bool]:
         """Return the unreported count of one measure, the sum that all gateways reported, and whether that is known.
 
         The unreported count is negative while a confirmed reservation is left.
@@ -115,7 +115,7 @@ class SharedQuotas:
         self._workers = self._gateways = workers
 
     def is_sure(self, request: Request, now: float) -> bool:
-        """Return whether the other gateways cannot change the result of `refusal` before the next sync round.
+        """Return whether the other gateways cannot change the result of `find_rejection` before the next sync round.
 
         That round reports the counts of a request beyond a limit anew: the others may have taken back reservations.
         """
@@ -123,7 +123,7 @@ class SharedQuotas:
         limited = [member for member in members if self.quotas.rules(member)]
         if not limited:
             return True
-        if self.quotas.refusal(request, now) is not None:
+        if self.quotas.find_rejection(request, now) is not None:
             for member in limited:
                 for rule in self.quotas.rules(member):
                     if rule.window >= 0:
@@ -171,7 +171,7 @@ class SharedQuotas:
         """Return whether these amounts are reserved or, with a `part` above 0, fit into that part of what was left."""
         for rule in self.quotas.rules(member):
             if rule.window >= 0:
-                own, known, is_known = self._windows[rule.window].own(member, rule.place)
+                own, known, is_known = self._windows[rule.window].read_counts(member, rule.place)
                 if own + more[rule.place] > (rule.most - known) * part or not (is_known or part):
                     return False
         return True
@@ -181,7 +181,7 @@ class SharedQuotas:
         parts = [*NOTHING]
         for rule in self.quotas.rules(str(member)):
             if rule.window == window:
-                own, known, is_known = self._windows[window].own(member, rule.place)
+                own, known, is_known = self._windows[window].read_counts(member, rule.place)
                 parts[rule.place] = is_known * max(0, int((rule.most - known - own) / (RESERVED * self._gateways)))
         return _measures(parts)
 

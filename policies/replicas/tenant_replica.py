@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from policies.admission.admission_core import Asker
+from policies.admission.admission_core import AskingEngine
 from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
 from policies.interactions import Interactions
@@ -19,14 +19,14 @@ from policies.limits.quotas import Quotas
 from policies.replicas.messages import REPORTED_MAX, CallDelta, ReplicaReport, ReplicaView
 from policies.replicas.shared_interactions import SharedInteractions
 from policies.replicas.tallies import SharedQuotas
-from policies.request import Refused, Request
+from policies.request import Rejection, Request
 
 
-class _Undecided(NamedTuple):
+class _UndecidedRequest(NamedTuple):
     """A request that waits for other gateways' counts, and the slice of the report that asks about the request."""
 
     request: Request
-    engine: Asker
+    engine: AskingEngine
     begin: int = 0
     end: int = 0
 
@@ -55,12 +55,12 @@ class TenantReplica:
         self._interactions = SharedInteractions(interactions if interactions is not None else Interactions())
         self._refuses_alone = refuses_alone
         self._is_alone = False
-        self._undecided: dict[str, _Undecided] = {}
+        self._undecided: dict[str, _UndecidedRequest] = {}
         """Requests for the next report."""
-        self._asked: dict[str, _Undecided] = {}
+        self._asked: dict[str, _UndecidedRequest] = {}
         """Requests of the last report, which are counted."""
         self._keys_asked = 0
-        self._decisions: dict[Asker, list[Decision]] = {engine: [] for engine in engines}
+        self._decisions: dict[AskingEngine, list[Decision]] = {engine: [] for engine in engines}
         for engine in engines:
             engine.peers = self
 
@@ -72,9 +72,9 @@ class TenantReplica:
             return False
         return not self._quotas.is_sure(request, now) or (not is_calm and self._interactions.is_unknown(request))
 
-    def ask(self, engine: Asker, request: Request) -> None:
+    def ask(self, engine: AskingEngine, request: Request) -> None:
         """Ask about a request in the next sync round."""
-        self._undecided[request.id] = _Undecided(request, engine)
+        self._undecided[request.id] = _UndecidedRequest(request, engine)
 
     def forget(self, request: Request) -> None:
         """Forget a request that needs no decision any more."""
@@ -134,7 +134,7 @@ class TenantReplica:
         asked, self._asked = list(self._asked.values()), {}
         admitted = []
         for one in reversed(asked):
-            refused = self._quotas.quotas.refusal(one.request, now, is_counted=True)
+            refused = self._quotas.quotas.find_rejection(one.request, now, is_counted=True)
             if refused is None:
                 admitted.append(one)
             else:
@@ -142,5 +142,5 @@ class TenantReplica:
         for one in reversed(admitted):
             self._decided(one, None, now)
 
-    def _decided(self, one: _Undecided, refused: Refused | None, now: float) -> None:
+    def _decided(self, one: _UndecidedRequest, refused: Rejection | None, now: float) -> None:
         self._decisions[one.engine] += one.engine.decided(one.request.id, refused, now)

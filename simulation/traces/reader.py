@@ -33,7 +33,7 @@ FOREIGN_LINES_MAX = 100
 """Lines at the start of a log that other writers may have written before its first one."""
 
 
-class _Place(NamedTuple):
+class _TraceLocation(NamedTuple):
     """The file and line of a request in a trace."""
 
     path: Path
@@ -171,7 +171,7 @@ class Trace:
         while held:
             yield heappop(held)[2]
 
-    def _entry(self, place: _Place, row: TraceLine) -> TracedRequest:
+    def _entry(self, place: _TraceLocation, row: TraceLine) -> TracedRequest:
         try:
             entry = row.entry()
         except ValueError as error:
@@ -180,9 +180,9 @@ class Trace:
             raise TraceError(place.path, "not a finite number", line=place.line, column=row.time_column)
         return entry._replace(weight=self._own_weights.get(entry.flow.tenant, row.weight))
 
-    def _rows_of(self, path: Path) -> Iterator[tuple[_Place, TraceLine]]:
+    def _rows_of(self, path: Path) -> Iterator[tuple[_TraceLocation, TraceLine]]:
         rows = csv_rows(path, self._row, self._ends[path]) if self._row.is_csv else self._json_rows(path)
-        return ((_Place(path, number), row) for number, row in rows)
+        return ((_TraceLocation(path, number), row) for number, row in rows)
 
     def _begins(self, path: Path) -> float:
         """Return the beginning of a file. A file without a request comes first."""

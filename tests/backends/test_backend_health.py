@@ -16,7 +16,7 @@ from backends.engines.vllm import VllmAdapter
 from backends.health import HealthState, ModelCard, fetch_models, probe
 from backends.scraper import Scraper
 from backends.upstream_errors import ConnectFailed, ProtocolViolation
-from gateway.telemetry.background import Background
+from gateway.telemetry.background import Tasks
 from policies.capacity.gauges import Gauges
 from tests.waiting import WAIT_S, until
 
@@ -104,8 +104,8 @@ async def scraping(
     """A scraper under way, and what it reports."""
     seen: asyncio.Queue[Gauges] = asyncio.Queue()
     scraper = Scraper(VllmAdapter(), ControlClient(engine.url, session), 0.001, seen.put_nowait, timeout_s=timeout_s)
-    background = Background()
-    background.repeat(scraper.turn, "metrics")
+    background = Tasks()
+    background.repeat(scraper.run_once, "metrics")
     try:
         yield seen
     finally:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backends.step_feed import LATE_S, _Clock, _FeedFault, _StepStream
-from backends.vllm_plugin.steps import LISTENERS_MAX, RankState, Steps
+from backends.vllm_plugin.steps import LISTENERS_MAX, RankState, StepPublisher
 from policies.capacity.gauges import Gauges
 
 RANK = {
@@ -33,8 +33,8 @@ def connection(asked_s: float = 50.0) -> _StepStream:
     return _StepStream(_Clock(asked_s))
 
 
-def steps() -> Steps:
-    told = Steps()
+def steps() -> StepPublisher:
+    told = StepPublisher()
     told.ranks[0] = RankState(0, 16, 2048, 8, total_blocks=100, kv_tokens=1600, free_blocks=100)
     return told
 

@@ -12,7 +12,7 @@ import pytest
 from backends.client import upstream
 from backends.client.call import UpstreamCall
 from backends.client.upstream import UpstreamPool
-from backends.upstream_errors import ConnectFailed, ConnectionLost, ReadTimedOut, UpstreamError
+from backends.upstream_errors import ConnectFailed, ConnectionLost, ReadTimeout, UpstreamError
 from tests.backends.corpus import CHUNKED, TRUNCATED
 from tests.backends.raw_server import (
     BODY,
@@ -126,7 +126,7 @@ async def test_a_silent_backend_times_out_before_and_within_its_answer(open_pool
     for sent in (b"", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello"):
         async with RawServer(say(sent, then=hang)) as server:
             _, error = await ask(open_pool(server.url, silence_s=0.1))
-            assert isinstance(error, ReadTimedOut)
+            assert isinstance(error, ReadTimeout)
             assert error.before_first_byte is (sent == b"")
 
 

@@ -9,14 +9,7 @@ from typing import get_args
 import pytest
 
 from gateway.config import load
-from gateway.config.load import (
-    FAULTS_FOUND_MAX,
-    FILE_BYTES_MAX,
-    ConfigError,
-    Fault,
-    config_for_backends,
-    load_config,
-)
+from gateway.config.load import FAULTS_FOUND_MAX, FILE_BYTES_MAX, ConfigError, Fault, config_for_backends, load_config
 from gateway.config.sections.policy_choice import PolicyName
 from tests.config.faults import GOOD, faults
 

@@ -15,12 +15,12 @@ from docs.generate.config_fields import EXAMPLES, ConfigField, fields
 from gateway.config.load import ConfigError, load_config
 from gateway.config.sections.policy_choice import policy_settings
 from gateway.http.errors import Reason
-from gateway.telemetry.log_line import Line
+from gateway.telemetry.log_line import LogLine
 from gateway.telemetry.metric_families import FAMILIES
 from gateway.telemetry.record import Outcome
 from policies.capacity.obstacle import Obstacle
 from policies.orders.policy_entries import POLICIES
-from policies.request import PlacementReason, Refusal
+from policies.request import PlacementReason, RejectReason
 from tests.gateway.live import Starter, chat
 
 ROOT = Path(__file__).parents[2]
@@ -51,12 +51,12 @@ def test_the_runbook_has_every_word_and_no_other(words: str, known: set[str] | N
 
 
 def test_a_refusal_of_admission_is_a_reason() -> None:
-    assert {Reason[refusal.name].value for refusal in Refusal} <= set(reference.RUNBOOK["reasons"])
+    assert {Reason[refusal.name].value for refusal in RejectReason} <= set(reference.RUNBOOK["reasons"])
 
 
 def test_every_log_field_is_described() -> None:
     described = {name: text for name, _, text in reference.log_fields()}
-    assert list(described) == list(Line.__struct_fields__)
+    assert list(described) == list(LogLine.__struct_fields__)
     assert [name for name, text in described.items() if not text] == []
 
 

@@ -45,7 +45,7 @@ def main(name: str, seconds: str, found: str) -> None:
     grew = directory / "grew"
     grew.mkdir(exist_ok=True)
     options += [f"-artifact_prefix={directory}/", "-print_final_stats=1", "-verbosity=1"]
-    atheris.Setup([sys.argv[0], *options, str(grew), str(CORPUS / name)], read_one)
+    atheris.PoolSettings([sys.argv[0], *options, str(grew), str(CORPUS / name)], read_one)
     atheris.Fuzz()
 
 

@@ -7,14 +7,14 @@ from gateway.http.addresses import TrustedProxies, household
 from gateway.http.errors import ApiError
 from gateway.http.headers import REQUEST_DROPPED, bearer_key, forwarded
 from gateway.http.http_request import HttpRequest, RequestReader
-from gateway.telemetry.trace import Sampler
+from gateway.telemetry.trace import TraceSampler
 from tests.fuzz.harness import Harness
 from tests.fuzz.transport import pieces
 from tests.http.http_raw import wire
 
 LIMITS = ServerLimits(body_bytes_max=1 << 20)
 PROXIES = TrustedProxies(["10.0.0.0/8", "::1/128"])
-SAMPLER = Sampler(0.5)
+SAMPLER = TraceSampler(0.5)
 REQUESTS_MAX = 64
 
 

@@ -30,7 +30,7 @@ from gateway.storage.hub.wire import Frames
 from gateway.storage.redis.redis_store import RedisStore
 from gateway.storage.store import PoolIdentity, Store
 from gateway.storage.store_errors import StoreError, StoreUnavailable
-from gateway.telemetry.background import Background
+from gateway.telemetry.background import Tasks
 from gateway.telemetry.recent_requests import RecentRequests
 from policies.admission.decisions import Dispatch
 from policies.admission.engine import AdmissionEngine
@@ -42,7 +42,7 @@ from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
 from policies.replicas.messages import ReplicaView, is_answer, is_countable
 from policies.replicas.pool_replica import PoolReplica
-from policies.replicas.schedule import Speaker
+from policies.replicas.schedule import ReportSource
 from policies.replicas.tenant_replica import TenantReplica
 from policies.request import Claim, Flow, Request, ServiceTokens
 from tests.fuzz.harness import Harness
@@ -206,7 +206,7 @@ def _hushed() -> Iterator[logging.Logger]:
 async def _runs(*turns: Callable[[], Awaitable[None]]) -> None:
     """For some turns of the loop; what it does must not end it, and must not be a surprise."""
     unexpected = _Unexpected()
-    background = Background()
+    background = Tasks()
     with _hushed() as logger:
         logger.addHandler(unexpected)
         for turn in turns:
@@ -228,10 +228,10 @@ def read_heard(data: bytes) -> None:
 async def _hear(data: bytes) -> None:
     for policy in ("fairserve", "fcfs"):
         gateway = Gateway(policy)
-        replicas: list[Speaker] = [gateway.of_pool(), Gateway(policy).of_tenants()]
+        replicas: list[ReportSource] = [gateway.of_pool(), Gateway(policy).of_tenants()]
         for replica in replicas:
             rounds = SyncRounds(store(data), "p", replica, lambda decisions: None)
-            await _runs(rounds.turn)
+            await _runs(rounds.run_once)
             assert rounds.answered + rounds.lost >= 1
             assert is_countable(replica.report(1e6))
 

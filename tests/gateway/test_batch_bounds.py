@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import openai
 import pytest
 
-from gateway.config.memory_bounds import MEMORY_MAX_LEAST, Bounds
+from gateway.config.memory_bounds import MEMORY_MAX_LEAST, MemoryBounds
 from gateway.config.sections.services import UsageConfig
 from gateway.keys.identity import Keyring, Principal, expired
 from gateway.proxy.batches import batch_tables as tables
 from gateway.proxy.batches.batch_lane import BatchDriver, BatchLane
-from gateway.proxy.batches.batch_objects import Result, read_caller, write_caller
+from gateway.proxy.batches.batch_objects import LineResult, read_caller, write_caller
 from gateway.proxy.batches.stored_request import BytesRoom, StoredRequest
 from gateway.usage.database import Database
 from gateway.usage.thread import DatabaseThread
@@ -125,7 +125,7 @@ async def test_an_upload_that_is_cut_leaves_nothing(start: Starter, monkeypatch:
 
 
 async def test_a_line_that_is_too_long_is_said_at_its_upload(start: Starter) -> None:
-    most = Bounds(MEMORY_MAX_LEAST, 1).line_bytes
+    most = MemoryBounds(MEMORY_MAX_LEAST, 1).line_bytes
     async with batching(start, memory_max=MEMORY_MAX_LEAST) as (_, _, api):
         with pytest.raises(openai.BadRequestError, match=f"line 2 has more than {most} bytes"):
             await api.files.create(file=("f", b"{}\n" + b"x" * (most + 1)), purpose="batch")
@@ -140,11 +140,11 @@ async def test_answers_that_cannot_be_written_stay_within_memory_and_are_asked_a
     monkeypatch.setattr("gateway.usage.database.BUSY_S", 0.01)
     monkeypatch.setattr("gateway.proxy.batches.batch_lane.AGAIN_S", 0.01)
     number, locked, most = 16, asyncio.Event(), [0]
-    bound = Bounds(MEMORY_MAX_LEAST, 1).results_bytes
+    bound = MemoryBounds(MEMORY_MAX_LEAST, 1).results_bytes
 
     async def script(seen: Seen, peer: Peer) -> None:
         await locked.wait()
-        lines = sum(len(one.line) for one in alive(Result))
+        lines = sum(len(one.line) for one in alive(LineResult))
         most.append(lines + sum(len(piece) for each in alive(StoredRequest) for piece in each.pieces))
         await peer.send(answer(b'{"said":"%s"}' % (b"y" * part)))
 
@@ -167,7 +167,7 @@ async def test_answers_that_cannot_be_written_stay_within_memory_and_are_asked_a
 
 
 async def test_an_answer_that_is_longer_than_any_may_be_is_an_error(start: Starter) -> None:
-    script = replies(answer(b'{"said":"%s"}' % (b"y" * Bounds(MEMORY_MAX_LEAST, 1).results_bytes)))
+    script = replies(answer(b'{"said":"%s"}' % (b"y" * MemoryBounds(MEMORY_MAX_LEAST, 1).results_bytes)))
     async with batching(start, script, memory_max=MEMORY_MAX_LEAST) as (upstream, _, api):
         done = await api.finished(jsonl(line(0)))
         assert (counts(done), len(upstream.requests)) == ((1, 0, 1), 2)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.memory_bounds import MEMORY_MAX_LEAST, Bounds
+from gateway.config.memory_bounds import MEMORY_MAX_LEAST, MemoryBounds
 from gateway.config.sections.keys import hash_key
 from tests.commands import run
 from tests.gateway.capture import Peer, Seen, Upstream, answer
@@ -169,7 +169,7 @@ async def test_a_backend_behind_a_path_is_asked_there_for_everything(start: Star
 async def test_limits_that_need_more_memory_than_there_may_be_are_a_warning(
     tmp_path: Path, quota: dict[str, int], warns: bool
 ) -> None:
-    most = Bounds(MEMORY_MAX_LEAST, 1).of("quotas")
+    most = MemoryBounds(MEMORY_MAX_LEAST, 1).size("quotas")
     tenants = [{"name": f"t{n}", "keys": [hash_key(str(n))]} for n in range(most)]
     for more in (0, 1):
         tenants += [{"name": "one-more", "keys": [hash_key("more")]}] * more

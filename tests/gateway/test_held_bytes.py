@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.bounds import ENDS, stream, whole
-from gateway.config.memory_bounds import MEMORY_MAX_LEAST, Bounds
+from gateway.config.memory_bounds import MEMORY_MAX_LEAST, MemoryBounds
 from gateway.proxy.batches.stored_request import StoredRequest
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.request_context import RequestContext
@@ -21,7 +21,7 @@ from tests.http.http_raw import dripped
 from tests.kit.batching import TENANTS, client, counts, jsonl, line
 from tests.waiting import eventually
 
-BOUNDS = Bounds(MEMORY_MAX_LEAST, 1)
+BOUNDS = MemoryBounds(MEMORY_MAX_LEAST, 1)
 
 
 async def test_without_a_head_a_connection_lives_as_long_as_the_config_says(start: Starter, quick_sweep: None) -> None:
@@ -97,22 +97,22 @@ async def test_every_table_of_a_running_gateway_has_its_bound(start: Starter) ->
                 ]
                 assert {each.status for each in await asyncio.gather(*answers)} == {200}
             await until(live.holds_nothing)
-            bounds = Bounds(MEMORY_MAX_LEAST, POOLS)
+            bounds = MemoryBounds(MEMORY_MAX_LEAST, POOLS)
             gateway, engine = live.gateway, live.engine
             backlog = engine.policy.order.backlog
             assert backlog is not None
-            assert backlog.remembered() == bounds.of("flows") // 2 * 2 < ASKED
-            assert len(engine.recent._decided) == bounds.of("decisions") < ASKED
-            assert len(engine.requests.lengths._populations) == bounds.of("lengths") < ASKED  # type: ignore[attr-defined]
+            assert backlog.remembered() == bounds.size("flows") // 2 * 2 < ASKED
+            assert len(engine.recent._decided) == bounds.size("decisions") < ASKED
+            assert len(engine.requests.lengths._populations) == bounds.size("lengths") < ASKED  # type: ignore[attr-defined]
             assert engine.policy.prefixes is not None
             assert engine.policy.prefixes._blocks_max == bounds.blocks
-            assert engine.interactions.settings.open_max == bounds.of("interactions")
-            assert engine.interactions.paces.apps_max == bounds.of("paces")
+            assert engine.interactions.settings.open_max == bounds.size("interactions")
+            assert engine.interactions.paces.apps_max == bounds.size("paces")
             assert engine.quotas is not None
-            assert engine.quotas.day._members_max == engine.quotas.minute._members_max == bounds.of("quotas")
-            assert gateway.recent._ends.maxlen == bounds.of("ends")
+            assert engine.quotas.day._members_max == engine.quotas.minute._members_max == bounds.size("quotas")
+            assert gateway.recent._ends.maxlen == bounds.size("ends")
             assert gateway.shared.claims is not None
-            assert gateway.shared.claims._flows_max == bounds.of("texts")
+            assert gateway.shared.claims._flows_max == bounds.size("texts")
             limits = live.server.limits
             assert (limits.bodies_bytes_max, limits.connections_max) == (bounds.bodies_bytes, bounds.connections)
             assert engine.limits.queue_bytes_max == bounds.queue_bytes

@@ -21,20 +21,20 @@ from gateway.config.model import Config
 from gateway.operator.of_workers import WorkersClient, merged
 from gateway.operator.snapshots.of_replicas import Replicas
 from gateway.process.hub import continue_quotas
-from gateway.process.supervisor import unix_listener
+from gateway.process.supervisor import open_unix_listener
 from gateway.storage.hub.exchange_server import CONNECTIONS_PER_WORKER, ExchangeServer
 from gateway.storage.hub.hub_store import HubStore
 from gateway.storage.hub.run_directory import RunDirectory, WorkerSlot
 from gateway.storage.hub.wire import FRAME_BYTES_MAX
 from gateway.storage.redis.redis_connection import PUBLISHED_BYTES_MAX
 from gateway.storage.store import ALL_POOLS, Store
-from gateway.telemetry.background import Background
+from gateway.telemetry.background import Tasks
 from gateway.telemetry.ends import EndedRequest
 from gateway.telemetry.metric_families import FAMILIES
 from gateway.telemetry.recent_requests import ENDS_MAX, RecentRequests
 from gateway.usage.counts import UsageTotals
 from gateway.usage.database import Database
-from gateway.usage.written import UsageBatch, add
+from gateway.usage.written import UsageBatch, add_batch
 from policies.capacity.obstacle import Obstacle
 from policies.replicas.messages import ReplicaReport
 from policies.replicas.schedule import DEADLINE_S
@@ -93,7 +93,7 @@ async def test_what_makes_no_sense_ends_that_connection_only(start: Starter) -> 
             await until(lambda: len(server.connections) == 1)
             before = live.gateway.sync_rounds[0].answered
             await until(lambda before=before: live.gateway.sync_rounds[0].answered > before)  # type: ignore[misc]
-            assert live.gateway.state() == "shared", name
+            assert live.gateway.store_state() == "shared", name
 
 
 async def test_connections_are_bounded() -> None:
@@ -125,7 +125,7 @@ async def test_a_longer_limit_goes_on_from_what_was_used_before(
     assert config.usage is not None
     database = Database(config.usage, makes=True)
     now_s = int(time.time())
-    add(database, UsageBatch("before", 1, {(now_s // 3600, "spent", "", "", "", ""): tally}), now_s)
+    add_batch(database, UsageBatch("before", 1, {(now_s // 3600, "spent", "", "", "", ""): tally}), now_s)
     database.close()
     async with run_directory() as (found, server), simulated(time_scale=0) as sim:
         await continue_quotas(config, server, is_first=True)
@@ -141,7 +141,7 @@ async def test_a_longer_limit_goes_on_from_what_was_used_before(
 
 async def test_an_answer_that_came_while_a_worker_stood_still_is_no_failure() -> None:
     found = RunDirectory.made(WORKERS)
-    with closing(unix_listener(found.exchange)) as listener, ThreadPoolExecutor() as threads:
+    with closing(open_unix_listener(found.exchange)) as listener, ThreadPoolExecutor() as threads:
 
         def answers() -> None:
             """As the hub, which is another process."""
@@ -166,7 +166,7 @@ async def test_workers_whose_hub_starts_late_count_a_limit_together_and_by_parts
         monkeypatch.setattr("gateway.pool.replication.ticker.START_S", 2.0)
     named = [each | {"quota": {"requests_per_day": 20}} for each in tenants(a=1)]
     found = RunDirectory.made(WORKERS)
-    server, listener = ExchangeServer(found), unix_listener(found.exchange)
+    server, listener = ExchangeServer(found), open_unix_listener(found.exchange)
     async with AsyncExitStack() as stack:
         stack.callback(found.end)
         stack.callback(hang_up, server)
@@ -306,7 +306,7 @@ class Channel:
 
 async def test_a_replica_that_hangs_is_waited_for_once(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     channel: list[Channel] = []
-    background = Background()
+    background = Tasks()
 
     def within(answer_s: float) -> None:
         monkeypatch.setattr("gateway.operator.snapshots.of_replicas.ANSWER_S", answer_s)
@@ -337,7 +337,7 @@ async def test_a_replica_that_hangs_is_waited_for_once(start: Starter, monkeypat
 
 async def test_what_a_busy_replica_tells_fits_into_a_message(start: Starter) -> None:
     channel: list[Channel] = []
-    background, name = Background(), "n" * 128
+    background, name = Tasks(), "n" * 128
     waited_s = {f"{obstacle}": 1.5 for obstacle in Obstacle}
     longest = EndedRequest(
         name, name, 1.5, "completed", "", 1.5, 1.5, 1.5, 1.5, name, name, name, name, waited_s, 1.5, 1 << 20, 1 << 20

@@ -17,9 +17,9 @@ from gateway.http.errors import ApiError
 from gateway.keys.identity import Keyring
 from gateway.keys.in_database import DatabaseKeys
 from gateway.keys.in_redis import CHANGED, TABLE, RedisKeys
-from gateway.keys.issued import REVOKED, Follower, KeyTable, entry, read_entry
+from gateway.keys.issued import REVOKED, KeyReader, KeyTable, entry, read_entry
 from gateway.storage.store_errors import StoreRefused
-from gateway.telemetry.background import Background
+from gateway.telemetry.background import Tasks
 from tests.gateway.live import until
 from tests.kit.keys import database_at, note_key
 from tests.kit.stores import opened
@@ -57,7 +57,7 @@ async def table(request: pytest.FixtureRequest, tmp_path: Path, databases: Datab
 def following(table: KeyTable, tenants: Sequence[TenantConfig] = TENANTS) -> Iterator[Keyring]:
     """A keyring that hears of the table's changes."""
     keyring = Keyring(tenants, open_access=False, mints=False)
-    task = Background().repeat(Follower(table, keyring).turn, "keys")
+    task = Tasks().repeat(KeyReader(table, keyring).run_once, "keys")
     yield keyring
     task.cancel()
 

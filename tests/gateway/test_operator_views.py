@@ -18,17 +18,10 @@ from gateway.operator.snapshots import snapshot as snapshots
 from gateway.operator.snapshots import state_document as present
 from gateway.operator.snapshots.snapshot import decoded, encoded, moved, together
 from gateway.operator.snapshots.snapshot import snapshot_of as of_process
-from gateway.operator.snapshots.spans import (
-    PoolSample,
-    Running,
-    due,
-    part_within,
-    shares_due,
-    sums,
-)
+from gateway.operator.snapshots.spans import PoolSample, RunningRequest, due, part_within, shares_due, sums
 from gateway.telemetry.ends import EndedRequest
 from gateway.telemetry.recent_requests import MINUTE_S, RecentRequests
-from policies.queue.bounds import Waiting
+from policies.queue.bounds import QueueSummary
 from tests.commands import run
 from tests.gateway.live import CHAT, Starter, chat, simulated, until
 from tests.kit.overload import full, question, seen, tenants
@@ -223,7 +216,7 @@ async def test_a_command_says_what_is_wrong_with_its_input(command: tuple[str, s
 NOW = 100.0
 
 
-def taken(*ends: EndedRequest, running: tuple[Running, ...] = (), **waiting: Waiting) -> PoolSample:
+def taken(*ends: EndedRequest, running: tuple[RunningRequest, ...] = (), **waiting: QueueSummary) -> PoolSample:
     return PoolSample("p", NOW, sorted(ends, key=lambda each: -each.ended_s), running, waiting)
 
 
@@ -257,15 +250,15 @@ def test_service_counts_in_the_span_in_which_it_was_received() -> None:
 
 
 def test_who_asked_for_little_is_due_that_and_who_floods_the_rest() -> None:
-    greedy = Running("greedy", 1.0, 70.0, 90.0, 90.0)
-    light = Running("light", 3.0, 94.9, 95.0, 5.0)
-    flood = {"greedy": Waiting(40, 1.0, 80.0)}
+    greedy = RunningRequest("greedy", 1.0, 70.0, 90.0, 90.0)
+    light = RunningRequest("light", 3.0, 94.9, 95.0, 5.0)
+    flood = {"greedy": QueueSummary(40, 1.0, 80.0)}
     alone = taken(running=(greedy, light), **flood)
     assert received(alone, 95, 100) == due_within(alone, 95, 100) == pytest.approx({"greedy": 0.9, "light": 0.1})
     known = end("light", dispatched_s=95, ended_s=95.1, service=1.0)
-    both = {**flood, "light": Waiting(10, 3.0, 90.0)}  # ten more, each worth as much as the one that ended
+    both = {**flood, "light": QueueSummary(10, 3.0, 90.0)}  # ten more, each worth as much as the one that ended
     assert due_within(taken(known, running=(greedy, light), **both), 95, 100)["light"] == pytest.approx(16 / 51)
-    many = {**flood, "light": Waiting(1000, 3.0, 90.0)}
+    many = {**flood, "light": QueueSummary(1000, 3.0, 90.0)}
     assert due_within(taken(known, running=(greedy, light), **many), 95, 100)["light"] == 0.75
 
 

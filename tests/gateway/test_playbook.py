@@ -11,7 +11,7 @@ from itertools import product
 
 import pytest
 
-from gateway.proxy.relay import Ending
+from gateway.proxy.relay import JsonEndCheck
 from tests.backends.corpus import ILL_FRAMED, TRUNCATED
 from tests.gateway.capture import (
     BEGUN,
@@ -104,7 +104,7 @@ async def test_what_is_whole_or_no_json_passes(start: Starter, limits: dict[str,
 
 
 def test_space_behind_an_answer_is_no_part_of_it() -> None:
-    ending = Ending([(b"content-type", b"application/json")])
+    ending = JsonEndCheck([(b"content-type", b"application/json")])
     for data, is_missing in ((b" \n", False), (b" {", True), (b'"a":1', True), (b"} ", False), (b"\r\n", False)):
         ending.feed(data)
         assert ending.is_missing is is_missing

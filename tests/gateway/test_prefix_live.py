@@ -102,10 +102,10 @@ async def test_the_index_knows_whose_prompt_it_is_where_an_engine_does(
     ) as live:
         pool = live.gateway.pools[0]
         payload = read_json(json.dumps(chat(DOCUMENT)).encode(), apis.CHAT)
-        one, other = pool.prefix_of(payload, "one"), pool.prefix_of(payload, "other")
+        one, other = pool.hash_prefix(payload, "one"), pool.hash_prefix(payload, "other")
         assert one
         assert set(one).isdisjoint(other) if apart else one == other
-        assert pool.prefix_of(read_form(UPLOAD, FORM.encode(), apis.AUDIO), "one") == ()  # not all clips are alike
+        assert pool.hash_prefix(read_form(UPLOAD, FORM.encode(), apis.AUDIO), "one") == ()  # not all clips are alike
 
 
 async def test_an_interrupted_answer_is_charged_by_the_estimate(start: Starter) -> None:
@@ -310,5 +310,5 @@ async def test_without_rights_to_the_channel_the_rest_is_shared(
             await ask(live, text(1, 100))
             await until(lambda: any("&fairgate:*" in record.message for record in caplog.records))
             await ask(live, text(2, 100))
-            assert live.gateway.state() == "shared"
+            assert live.gateway.store_state() == "shared"
         assert sum("&fairgate:*" in record.message for record in caplog.records) == 1

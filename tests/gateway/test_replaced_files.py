@@ -364,7 +364,7 @@ async def test_certificates_whose_rights_are_mended_are_read() -> None:
 
     certificates = Certificates(fails_once, [])
     assert not certificates.reload()
-    await certificates.turn()
+    await certificates.run_once()
     assert len(tries) == 3
-    await certificates.turn()
+    await certificates.run_once()
     assert len(tries) == 3

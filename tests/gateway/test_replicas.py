@@ -35,7 +35,7 @@ async def looking_into(redis: RedisServer) -> AsyncIterator[Redis]:
 
 
 def is_shared(*lives: Live) -> bool:
-    return all(live.gateway.state() == "shared" for live in lives)
+    return all(live.gateway.store_state() == "shared" for live in lives)
 
 
 def grants(redis: Redis) -> list[dict[str, Any]]:

@@ -16,9 +16,9 @@ from policies.replicas.messages import (
     CallDelta,
     Charge,
     CountDelta,
+    Departure,
     Holding,
     InteractionTotals,
-    Left,
     ReplicaReport,
     ReplicaView,
     Standing,
@@ -122,7 +122,8 @@ def test_who_arrives_alone_is_lifted_to(
 ) -> None:
     store = ScriptStore()
     standings = [Standing(name, f"{name}\x1f", served, 0.0, 0.0, False) for name, served in waiting.items()]
-    lefts = [] if left is None else [Left("", "c", 8.0, 1.0), Left("", left, 5.0, 2.0), Left("", "d", 6.0, 1.5)]
+    rows = () if left is None else (("", "c", 8.0, 1.0), ("", left, 5.0, 2.0), ("", "d", 6.0, 1.5))
+    lefts = [Departure(*row) for row in rows]
     exchange(store, 1, EMPTY._replace(standings=standings, lefts=lefts), START_MS, "other")
     exchange(store, 1, EMPTY, START_MS)
     charge = Charge("a", 1.0, 0.0, raises=False, is_sole=True)

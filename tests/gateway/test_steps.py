@@ -19,7 +19,7 @@ from backends.scraper import CHECK_INTERVAL_S, Scraper
 from backends.step_feed import SILENCE_S, StepFeed
 from backends.vllm_plugin import steps
 from gateway.proxy.exchange import Exchange
-from gateway.telemetry.background import Background
+from gateway.telemetry.background import Tasks
 from policies.capacity.gauges import Gauges
 from policies.capacity.slots import FIRST_SLOTS
 from tests.gateway.capture import STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, chunk, token
@@ -191,9 +191,9 @@ async def watched(url: str, http: aiohttp.ClientSession, heard: list[Gauges]) ->
     client = ControlClient(url, http)
     feed = StepFeed(client, steps.PATH, heard.append, lambda is_heard, why: None)
     scraper = Scraper(VllmAdapter(), client, 0.05, heard.append, feed=feed)
-    background = Background()
-    background.repeat(feed.turn, "steps")
-    background.repeat(scraper.turn, "metrics")
+    background = Tasks()
+    background.repeat(feed.run_once, "steps")
+    background.repeat(scraper.run_once, "metrics")
     try:
         yield feed
     finally:

@@ -14,7 +14,7 @@ from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
 from gateway.storage.redis.redis_store import LAYOUT, RedisStore, Script, pool_key
 from gateway.storage.store import PoolIdentity
 from gateway.storage.store_errors import StoreRefused, StoreUnavailable
-from gateway.telemetry.background import Background
+from gateway.telemetry.background import Tasks
 from tests.gateway.live import WAIT_S, until
 from tests.kit.standing_still import stood_still
 from tests.kit.stores import POOL, opened, scripted, url
@@ -350,7 +350,7 @@ async def test_a_member_stays_one_and_one_that_is_no_longer_welcome_shares_nothi
     monkeypatch.setattr("gateway.storage.redis.redis_store.RENEW_S", 0.01)
     monkeypatch.setattr("gateway.storage.redis.redis_store.RETRY_S", 0.01)
     async with RedisServer() as redis, opened(redis.url) as store:
-        keeping = Background().repeat(store.turn, "store")
+        keeping = Tasks().repeat(store.run_once, "store")
         await redis.command("FLUSHALL")
         async with redis.client() as client:
             await eventually(lambda: client.hexists(pool_key("pool", "members"), store.replica))

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config.sections.keys import hash_key
 from gateway.telemetry import log_writer
-from gateway.telemetry.log_line import Line
+from gateway.telemetry.log_line import LogLine
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import MODEL, Starter, chat, simulated, until
 from tests.http.http_raw import exchange, status_of
@@ -30,8 +30,8 @@ async def test_a_line_has_the_documented_fields(start: Starter) -> None:
         stream = await live.ask("/v1/chat/completions", chat(stream=True, max_tokens=6, ignore_eos=True), key=key)
         lines = await live.lines(2)
         for line in lines:
-            assert list(line) == list(Line.__struct_fields__)
-            assert msgspec.convert(line, Line)
+            assert list(line) == list(LogLine.__struct_fields__)
+            assert msgspec.convert(line, LogLine)
             assert (line["tenant"], line["app"], line["model"], line["policy"]) == ("t", "default", MODEL, "fairserve")
             assert (line["outcome"], line["reason"], line["tries"]) == ("completed", "", 1)
             assert line["backend"] == sim.url.removeprefix("http://")

@@ -18,7 +18,7 @@ from gateway.config.changes import changes, needs_restart
 from gateway.config.sections.keys import hash_key
 from gateway.storage.store_errors import StoreRefused
 from gateway.telemetry import span_export
-from gateway.telemetry.trace import Sampler
+from gateway.telemetry.trace import TraceSampler
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, long_chat, simulated, until
 from tests.kit.usage import OK
@@ -242,7 +242,7 @@ async def test_only_so_many_spans_wait(
 
 def test_the_part_that_is_recorded_is_the_ratio() -> None:
     for ratio in (0.0, 0.01, 0.5, 1.0):
-        sampler = Sampler(ratio)
+        sampler = TraceSampler(ratio)
         begun = [sampler.begin([]) for _ in range(4000)]
         part = sum(trace is not None and trace.is_sampled for trace in begun) / 4000
         assert part == pytest.approx(ratio, abs=0.05 if 0 < ratio < 1 else 0)
@@ -256,7 +256,7 @@ def test_the_part_that_is_recorded_is_the_ratio() -> None:
 )  # fmt: skip
 def test_what_is_no_trace_begins_a_new_one(said: bytes) -> None:
     for headers in ([(b"traceparent", said), (b"tracestate", b"a=1")], [(b"traceparent", RECORDED.encode())] * 2):
-        trace = Sampler(1.0).begin(headers)
+        trace = TraceSampler(1.0).begin(headers)
         assert trace is not None
         assert (trace.parent_id, trace.state) == (0, b"")
         assert trace.trace_id != int(TRACE, 16)

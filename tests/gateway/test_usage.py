@@ -24,7 +24,7 @@ from gateway.storage.store_errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.access_log import hidden
 from gateway.telemetry.record import Outcome, RequestRecord
 from gateway.usage.counts import OTHER_USERS, OTHERS, UsageCounts, UsageTotals
-from gateway.usage.written import UsageBatch, add, forget
+from gateway.usage.written import UsageBatch, add_batch, forget
 from policies.request import Flow, Request, ServiceTokens
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import CHAT, MODEL, Live, Starter, chat, simulated, until
@@ -154,7 +154,7 @@ def test_a_batch_counts_once_however_often_it_is_sent(usage_url: str) -> None:
             (first, UsageBatch("one", 2, sums)),
             (second, UsageBatch("one", 1, sums)),
         ):
-            add(database, batch, int(time.time()))
+            add_batch(database, batch, int(time.time()))
         assert {key: value[0] for key, value in counted(usage_url, "tenant", "user").items()} == {
             ("t\N{REPLACEMENT CHARACTER}?", user): 6 for user in (hidden("a"), hidden("b"), OTHERS)
         }

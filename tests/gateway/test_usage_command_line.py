@@ -16,7 +16,7 @@ from gateway.config.sections.services import PriceConfig
 from gateway.telemetry.access_log import hidden
 from gateway.usage.counts import UsageTotals
 from gateway.usage.usage_report import InvalidUsageQuery, UsageQuery, read
-from gateway.usage.written import UsageBatch, add
+from gateway.usage.written import UsageBatch, add_batch
 from tests.commands import run
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import CHAT, MODEL, Starter, chat
@@ -45,7 +45,7 @@ def filled(tmp_path: Path) -> str:
         (hour, "", "", "", "", ""): UsageTotals(requests=7, refused=7),
     }
     with closing(database_at(url)) as database:
-        add(database, UsageBatch("w", 1, sums), int(NOW.timestamp()))
+        add_batch(database, UsageBatch("w", 1, sums), int(NOW.timestamp()))
     return url
 
 
@@ -225,7 +225,7 @@ def test_a_month_ends_with_its_last_hour(tmp_path: Path) -> None:
     begin = int(datetime(2027, 1, 1, tzinfo=UTC).timestamp()) // 3600
     sums = {(begin + hour, "a", "", "", "", ""): UsageTotals(requests=1) for hour in (0, 743, 744, 745, 746)}
     with closing(database_at(str(tmp_path / "usage.db"))) as database:
-        add(database, UsageBatch("w", 1, sums), 0)
+        add_batch(database, UsageBatch("w", 1, sums), 0)
     assert rows(str(tmp_path / "usage.db"), "2027-01-01", "month", until="2027-03-01") == [
         ("2027-01", 2, 0), ("2027-02", 3, 0),
     ]  # fmt: skip

@@ -24,10 +24,10 @@ from gateway.usage.counts import UsageTotals
 from gateway.usage.database import Database
 from gateway.usage.thread import DatabaseThread
 from gateway.usage.usage_report import UsageQuery, read
-from gateway.usage.written import UsageBatch, add, used_before
+from gateway.usage.written import UsageBatch, add_batch, used_before
 from policies.admission.decisions import Reject
 from policies.limits.quotas import DAY_S, Quota, Quotas, UsageBucket
-from policies.request import Limit, Refusal, ServiceTokens
+from policies.request import Limit, RejectReason, ServiceTokens
 from tests.commands import run
 from tests.gateway.capture import Peer, Seen, Upstream, replies
 from tests.gateway.live import CHAT, MODEL, Live, Starter, chat, until
@@ -151,9 +151,9 @@ async def test_a_limit_of_a_day_tells_one_time_and_in_words(start: Starter) -> N
 def test_no_wait_that_is_said_is_longer_than_its_window(reset_s: float) -> None:
     limit = Limit("tokens_per_day", 10, 0, reset_s, DAY_S)
     for number in range(100):
-        error = refusal_error(Reject(str(number), Refusal.RATE_LIMITED, reset_s, limit), 200_000.0)
+        error = refusal_error(Reject(str(number), RejectReason.RATE_LIMITED, reset_s, limit), 200_000.0)
         assert error.retry_after_s == DAY_S, "nor is it longer for an engine's sake"
-        error = refusal_error(Reject(str(number), Refusal.RATE_LIMITED, reset_s, limit), 0.0)
+        error = refusal_error(Reject(str(number), RejectReason.RATE_LIMITED, reset_s, limit), 0.0)
         assert error.retry_after_s is not None
         assert error.retry_after_s == min(reset_s, DAY_S), "to the moment: nobody retries by itself"
     [told] = [value for name, value in rate_limit_headers([limit]) if name == b"x-ratelimit-reset-tokens"]
@@ -190,7 +190,7 @@ async def test_what_was_used_in_a_month_goes_on(start: Starter, now_day: float) 
             totals = sums[day * 24 + 7, tenant, "", "", "", ""] = UsageTotals()
             totals.requests, totals.refused, totals.input_tokens, totals.output_tokens = 3, 1, day, 1000
     with closing(Database(config, makes=True)) as database:
-        add(database, UsageBatch("before", 1, sums), 0)
+        add_batch(database, UsageBatch("before", 1, sums), 0)
     quotas = Quotas(Quota(tokens_per_month=10**6), {" team": Quota(requests_per_month=10**6)}, {"bob": (" team",)})
     quotas.day.epoch_s = quotas.month.epoch_s = now_s = now_day * DAY_S
     thread = DatabaseThread(config)
@@ -233,7 +233,7 @@ async def test_seconds_at_engines_are_a_limit_and_go_on_after_a_restart(start: S
         with closing(database_at(usage_url)) as database:
             total = read(database, UsageQuery("1h", None, (), datetime.now(UTC)), {}, "alice").total
             assert 0 < total.sums["engine_ms"] < 900_000, "the time itself, not that of the clock above"
-            add(database, UsageBatch("before", 1, sums), int(time.time()))
+            add_batch(database, UsageBatch("before", 1, sums), int(time.time()))
         async with start(upstream.url, **fields) as live:
             assert remaining(live, "alice") == [0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from gateway.process.supervisor import unix_listener
+from gateway.process.supervisor import open_unix_listener
 from gateway.storage.hub.exchange_server import ExchangeServer
 from gateway.storage.hub.run_directory import RunDirectory
 
@@ -24,7 +24,7 @@ async def run_directory() -> AsyncIterator[tuple[RunDirectory, ExchangeServer]]:
     """The hub's exchange, in this process."""
     found = RunDirectory.made(WORKERS)
     server = ExchangeServer(found)
-    listening = await server.listen(unix_listener(found.exchange))
+    listening = await server.listen(open_unix_listener(found.exchange))
     try:
         yield found, server
     finally:

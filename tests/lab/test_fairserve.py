@@ -19,7 +19,7 @@ from lab.lab_driver import simulate
 from policies.admission.engine import AdmissionEngine
 from policies.admission.policy import Policy
 from policies.orders.fcfs import Fcfs
-from policies.request import Flow, Limit, Pressure, Refusal, Refused, Request
+from policies.request import Flow, Limit, Pressure, Rejection, RejectReason, Request
 from simulation.run import Arrival
 from simulation.statistics import percentile
 
@@ -178,9 +178,9 @@ class RefusesStage(Fcfs):
         super().__init__()
         self.stage = stage
 
-    def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
+    def find_rejection(self, request: Request, now: float, pressure: Pressure) -> Rejection | None:
         if request.claim.stage == self.stage:
-            return Refused(Refusal.RATE_LIMITED, 1.0, Limit("requests", 1, 0, 1.0))
+            return Rejection(RejectReason.RATE_LIMITED, 1.0, Limit("requests", 1, 0, 1.0))
         return None
 
 

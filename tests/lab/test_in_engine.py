@@ -23,7 +23,7 @@ from policies.orders.fcfs import Fcfs
 from policies.orders.order import Selection
 from policies.orders.policy_entries import POLICIES
 from policies.orders.vtc import Vtc
-from policies.request import CALM, Flow, Limit, Refusal, Refused
+from policies.request import CALM, Flow, Limit, Rejection, RejectReason
 from simulation.run import IMPOSSIBLE, Arrival, Record
 from tests.policies.making import Room, make_request, policy_with
 
@@ -150,10 +150,10 @@ def test_impossible_requests_are_refused_before_an_engine_too() -> None:
 # --- requests per minute: a sliding window per tenant, and arrival order behind it ---
 
 
-def arrives(policy: Policy, tenant: str, now: float) -> Refused | None:
+def arrives(policy: Policy, tenant: str, now: float) -> Rejection | None:
     """As the engine does it: what is not refused is queued."""
     request = make_request(tenant, arrived_s=now)
-    refused = policy.order.refusal(request, now, CALM)
+    refused = policy.order.find_rejection(request, now, CALM)
     if refused is None:
         policy.push(request, now)
     return refused
@@ -177,13 +177,13 @@ def test_admits_what_fits_in_any_sixty_seconds_and_nothing_more(limit: int, arri
             admitted[tenant].append(now)
         else:
             opens_in_s = in_window[0] + WINDOW_S - now
-            assert refused == Refused(
-                Refusal.RATE_LIMITED,
+            assert refused == Rejection(
+                RejectReason.RATE_LIMITED,
                 refused.retry_after_s,
                 Limit("requests", limit, 0, refused.retry_after_s, WINDOW_S),
             )
             assert refused.retry_after_s == pytest.approx(opens_in_s)
-            returns = policy.order.refusal(make_request(tenant), now + refused.retry_after_s, CALM)
+            returns = policy.order.find_rejection(make_request(tenant), now + refused.retry_after_s, CALM)
             assert returns is None, "whoever comes back when told is admitted, and a refusal is not counted"
 
 

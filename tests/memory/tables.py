@@ -28,7 +28,7 @@ from policies.limits.quotas import DAY_S, MINUTE_S, MONTH_S, Quota, Quotas
 from policies.limits.sliding_counts import PARTS
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.placements.prefix_index import PrefixIndex
-from policies.queue.expected_wait import Expected, Gate
+from policies.queue.expected_wait import Gate, WaitEstimate
 from policies.request import NO_CLAIM, Claim, CorrelationKeys, Flow, Pressure, Request, ServiceTokens, Wait
 from policies.tree.pool_tree import PoolTree
 from tests.records import record_of
@@ -68,7 +68,7 @@ def wait(number: int) -> Wait:
     made = Wait(float(number), "kv", 0.0)
     made.by = {"kv": 1.0 + number, "slots": 2.0 + number}
     made.ended_s = 2.0 + number
-    made.expected = Expected(number + 0.1, number + 0.2, number + 0.3, 1000 + number, Gate(False), is_learned=True)
+    made.expected = WaitEstimate(number + 0.1, number + 0.2, number + 0.3, 1000 + number, Gate(False), is_learned=True)
     return made
 
 

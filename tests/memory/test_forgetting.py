@@ -28,7 +28,7 @@ def test_inventing_tenants_frees_no_tenant_of_its_quota() -> None:
         each = asked(f"invented {number}", "u", 10)
         quotas.admitted(each, 2.0)
         quotas.ended(each, ServiceTokens(20, 0), 2.0)
-    assert quotas.refusal(first, 3.0) is not None
+    assert quotas.find_rejection(first, 3.0) is not None
     assert len(quotas.day) + len(quotas.minute) <= 2 * 50
 
 

@@ -13,7 +13,7 @@ from gateway.config.memory_bounds import (
     MEMORY_MAX_LEAST,
     READ_TIMES,
     TABLES,
-    Bounds,
+    MemoryBounds,
 )
 from policies.orders.policy_entries import POLICIES
 from tests.memory.tables import ONE_FILL, blocks, entry_bytes, flows
@@ -48,8 +48,8 @@ def test_a_block_takes_what_is_stated() -> None:
 @pytest.mark.parametrize("pools", [1, 2, 7, 100])
 @pytest.mark.parametrize("memory_max", [MEMORY_MAX_LEAST, MEMORY_MAX, 1 << 30, 1 << 40])
 def test_the_sum_of_all_bounds_is_memory_max(memory_max: int, pools: int) -> None:
-    bounds = Bounds(memory_max, pools)
-    names = sum(table.entry_bytes * bounds.of(name) * (pools if table.of_pool else 1) for name, table in TABLES.items())
+    bounds = MemoryBounds(memory_max, pools)
+    names = sum(one.entry_bytes * bounds.size(name) * (pools if one.of_pool else 1) for name, one in TABLES.items())
     total = (
         BASE_BYTES
         + ALLOCATED * (names + pools * bounds.blocks * BLOCK_BYTES)

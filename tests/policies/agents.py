@@ -42,7 +42,7 @@ def teach(engine: AdmissionEngine, tenants: Sequence[str] = "abc") -> None:
         engine.backends["one"].prefill_rate.observed(K, HOLD_S)
         for tenant in tenants:
             for tokens in SIZES:
-                kind = engine.working_set.kinds.of(make_request(tenant, prompt=tokens))
+                kind = engine.working_set.kinds.get_or_create(make_request(tenant, prompt=tokens))
                 kind.return_rate.learn(1.0)
 
 

@@ -119,7 +119,7 @@ class CachingServers:
 
     # --- Engines ---
 
-    def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
+    def find_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
         found = [ledger_of(name, len(running)) for name, running in self.running.items() if self._has_slot(name)]
         return found or Blocked(request, dict.fromkeys(self.running, Obstacle.SLOTS))
 

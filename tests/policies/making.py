@@ -23,8 +23,8 @@ from policies.orders.policy_entries import POLICIES
 from policies.placements.placement_entries import PLACEMENTS
 from policies.placements.prefix_index import PrefixIndex
 from policies.queue.bounds import QueueLimits
-from policies.queue.expected_wait import Expected
-from policies.request import NO_CLAIM, Claim, Flow, Progress, Refusal, Request
+from policies.queue.expected_wait import WaitEstimate
+from policies.request import NO_CLAIM, Claim, Flow, Progress, RejectReason, Request
 
 LIMITS = QueueLimits(
     queue_requests_max=8, queue_bytes_max=400, queue_wait_s_max=2.0, attempts_max=3, queue_wait_s_max_inside=4.0
@@ -131,7 +131,7 @@ class Room:
     def may_wake(self, request: Request, engine: str | None) -> bool:
         return True
 
-    def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
+    def find_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
         return (ledger_of(),)
 
     def blocked_at(self, request: Request, engine: str) -> Blocked | None:
@@ -144,7 +144,7 @@ class Room:
 class NoRoom(Room):
     """An engine in which nothing fits."""
 
-    def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
+    def find_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
         return Blocked(request, {"b": Obstacle.SLOTS})
 
     def blocked_at(self, request: Request, engine: str) -> Blocked | None:
@@ -158,7 +158,7 @@ class Engines(Room):
         self.running = running
         self.full = full
 
-    def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
+    def find_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
         found = [ledger_of(name, running) for name, running in self.running.items() if name not in self.full]
         return found or Blocked(request, dict.fromkeys(self.running, Obstacle.SLOTS))
 
@@ -188,12 +188,12 @@ def dispatched(decisions: Sequence[Decision]) -> list[str]:
     return [decision.id for decision in decisions if isinstance(decision, Dispatch)]
 
 
-def rejected(decisions: Sequence[Decision]) -> list[tuple[str, Refusal]]:
+def rejected(decisions: Sequence[Decision]) -> list[tuple[str, RejectReason]]:
     """The requests that these decisions refuse, and why."""
     return [(decision.id, decision.reason) for decision in decisions if isinstance(decision, Reject)]
 
 
-def told_wait(request: Request) -> Expected:
+def told_wait(request: Request) -> WaitEstimate:
     """The wait that a queued request was told."""
     return request.progress.wait.expected
 

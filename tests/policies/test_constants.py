@@ -20,7 +20,7 @@ from policies.orders.vtc import VtcParams
 from policies.placements.homes import Homes
 from policies.placements.prefix import ByPrefix
 from policies.placements.prefix_index import PrefixIndex
-from policies.placements.siblings import Siblings
+from policies.placements.siblings import SamePrefixRequests
 from policies.queue.backlog import Backlog
 from policies.replicas.grants import GrantedEngines
 from tests.policies.making import ledger_of, make_request
@@ -81,7 +81,7 @@ def test_the_usual_load_is_of_ten_seconds() -> None:
 
 def test_a_new_engine_is_taken_to_have_four_slots_and_one_request_takes_a_quarter_of_them() -> None:
     assert Slots(None, CapacitySettings()).count == 4
-    assert Slots(64, CapacitySettings()).taken_by(64) == 16
+    assert Slots(64, CapacitySettings()).count_for(64) == 16
 
 
 @pytest.mark.parametrize(("arrived_s", "goes_on"), [(0.24, True), (0.26, False)])
@@ -216,7 +216,7 @@ def test_each_dispatch_looks_up_two_that_begin_alike_and_eight_are_tried() -> No
     prefixes = PrefixIndex()
     for number in range(6):
         prefixes.insert(PROMPT[: len(PROMPT) - number], f"e{number}")
-    siblings, homes = Siblings(), Homes(prefixes)
+    siblings, homes = SamePrefixRequests(), Homes(prefixes)
     for number in range(20):
         request = make_request(f"t{number}", prefix=PROMPT)
         siblings.add(request)
@@ -226,7 +226,7 @@ def test_each_dispatch_looks_up_two_that_begin_alike_and_eight_are_tried() -> No
 
 
 def test_the_longest_common_beginning_is_looked_up_first_and_then_the_oldest() -> None:
-    siblings = Siblings()
+    siblings = SamePrefixRequests()
     for id, prefix in (("least", (1, 9)), ("older", (1, 2, 9)), ("newer", (1, 2, 8)), ("most", (1, 2, 3, 4))):
         siblings.add(make_request(id=id, prefix=prefix))
     assert [request.id for request in siblings.nearest((1, 2, 3, 4))] == ["most", "older"]

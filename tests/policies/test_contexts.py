@@ -11,7 +11,7 @@ import pytest
 from policies.admission.admission_core import HistoryLimits
 from policies.capacity.gauges import Gauges
 from policies.capacity.output_lengths import APPS_MAX
-from policies.contexts import SHARE_MAX, SHARE_MIN, KeptShare, Kind
+from policies.contexts import SHARE_MAX, SHARE_MIN, InteractionKind, KeptShare
 from policies.interactions import Interactions, InteractionSettings
 from policies.request import NO_CLAIM, Claim, CorrelationKeys, Interaction, Request, ServiceTokens
 from tests.policies.agents import HOLD_S, K, Pool, call, full
@@ -21,8 +21,8 @@ IDLE_BYTES = 400
 """What a context takes, with its numbers and what the tables of the last requests grow by: 261."""
 
 
-def kind(*, prompts: Iterable[int] = (), returns: float = 0.0, shared: int = 0) -> Kind:
-    found = Kind()
+def kind(*, prompts: Iterable[int] = (), returns: float = 0.0, shared: int = 0) -> InteractionKind:
+    found = InteractionKind()
     for prompt in prompts:
         found.prompt_tokens.learn(prompt)
     for number in range(50):
@@ -81,7 +81,7 @@ def test_an_app_whose_calls_come_too_late_holds_nothing() -> None:
         pool.answers(one)
         pool.now += 1.1 * HOLD_S
         pool.scraped()
-    assert pool.set.kinds.known(one).idle_tokens(1000) == 0
+    assert pool.set.kinds.get(one).idle_tokens(1000) == 0
 
 
 def test_an_idle_context_keeps_no_interaction_and_takes_little() -> None:
@@ -121,13 +121,13 @@ def test_an_idle_context_keeps_no_interaction_and_takes_little() -> None:
 def test_kinds_are_forgotten_beyond_a_bound_the_longest_unused_first() -> None:
     kinds = Pool().engine.working_set.kinds
     starts = [make_request("t", app=str(number)) for number in range(APPS_MAX + 1)]
-    first, second = kinds.of(starts[0]), kinds.of(starts[1])
+    first, second = kinds.get_or_create(starts[0]), kinds.get_or_create(starts[1])
     for start in starts[2:APPS_MAX]:
-        kinds.of(start)
-    assert kinds.of(starts[0]) is first
-    kinds.of(starts[APPS_MAX])
-    assert kinds.known(starts[0]) is first
-    assert kinds.known(starts[1]) is not second
+        kinds.get_or_create(start)
+    assert kinds.get_or_create(starts[0]) is first
+    kinds.get_or_create(starts[APPS_MAX])
+    assert kinds.get(starts[0]) is first
+    assert kinds.get(starts[1]) is not second
 
 
 def test_nothing_waits_where_no_call_ever_returns_however_full_the_cache_is() -> None:
@@ -264,6 +264,6 @@ def test_a_call_that_does_not_come_in_time_lowers_the_rate_of_its_kind() -> None
     pool, rates = Pool(), []
     for serial in range(2):
         pool.serves(last := call("a", f"a{serial}", 1000))
-        rates.append(pool.set.kinds.known(last).return_rate.value)
+        rates.append(pool.set.kinds.get(last).return_rate.value)
         pool.after(1.1 * HOLD_S)
     assert rates[0] > rates[1]

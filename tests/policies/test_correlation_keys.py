@@ -193,8 +193,8 @@ def test_of_the_keys_of_one_answer_the_oldest_are_forgotten() -> None:
     for key in [*range(KEYS_MAX), *[str(number) for number in range(5)]]:
         table.add(one, key)
     assert len(table) == len(one.key_hashes) == KEYS_MAX
-    assert table.of(Flow("t"), "4") == (one,)
-    assert not table.of(Flow("t"), 4)
+    assert table.find(Flow("t"), "4") == (one,)
+    assert not table.find(Flow("t"), 4)
 
 
 def test_the_tenant_with_most_witnesses_loses_its_oldest() -> None:
@@ -205,9 +205,9 @@ def test_the_tenant_with_most_witnesses_loses_its_oldest() -> None:
     for number in range(10_000):
         table.add(made("flood", "i"), number)
         assert len(table) <= 100
-    assert all(table.of(Flow("small"), number) == (small,) for number in range(5))
-    assert table.of(Flow("flood"), 9_999)
-    assert not table.of(Flow("flood"), 1)
+    assert all(table.find(Flow("small"), number) == (small,) for number in range(5))
+    assert table.find(Flow("flood"), 9_999)
+    assert not table.find(Flow("flood"), 1)
 
 
 @settings(max_examples=100)
@@ -232,7 +232,7 @@ def test_the_table_and_its_interactions_agree_after_anything(trace: list[tuple[s
             hashes = one.key_hashes
             assert len(hashes) == len(set(hashes)) <= KEYS_MAX
             for key_hash in hashes:
-                holders = table.of(Flow(one.tenant), known[key_hash])
+                holders = table.find(Flow(one.tenant), known[key_hash])
                 assert one in holders
                 assert len(holders) <= HOLDERS_MAX
 

@@ -22,8 +22,8 @@ from policies.replicas.messages import (
     CallDelta,
     Charge,
     CountDelta,
+    Departure,
     Holding,
-    Left,
     ReplicaReport,
     ReplicaView,
     Standing,
@@ -92,10 +92,11 @@ class Replica:
         self.counters[name] += service
         self.charged[name] += service
 
-    def lefts(self, waiting: int) -> list[Left]:
+    def lefts(self, waiting: int) -> list[Departure]:
         """Whose queue emptied last here."""
         self.left_s += 1.0
-        return [] if waiting else [Left("", NAMES[self.number % 3], self.counters[NAMES[self.number % 3]], self.left_s)]
+        name = NAMES[self.number % 3]
+        return [] if waiting else [Departure("", name, self.counters[name], self.left_s)]
 
     def use(self, part: float) -> None:
         """Dispatch, or end, until this part of what is granted is held."""
@@ -283,7 +284,7 @@ SOUND = ReplicaReport(
     [CountDelta("users:a", 7, 180, (1, 1, -1, 2), (1, 1, 1, 1), 5)],
     [CallDelta("i", 1, -1, -1.0, 60.0, False)],
     [NodeUsage("a", SEQUENCES, 1)],
-    [Left("", "a", 1.0, 1.0)],
+    [Departure("", "a", 1.0, 1.0)],
     1.0,
 )
 """Has a number of every kind."""

@@ -18,7 +18,7 @@ from policies.replicas.messages import ReplicaView
 from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.schedule import DEADLINE_S, START_S, Schedule
 from policies.replicas.tenant_replica import TenantReplica
-from policies.request import NO_CLAIM, Claim, Flow, Refusal, Request, ServiceTokens
+from policies.request import NO_CLAIM, Claim, Flow, RejectReason, Request, ServiceTokens
 from tests.kit.typed_script_store import TypedScriptStore
 
 ANSWER_S = 0.5
@@ -56,7 +56,7 @@ class Gateways:
             Gateway(f"gateway-{n}", quota, refuses_alone=refuses_alone, workers=workers) for n in range(number)
         ]
         self.dispatched_s: dict[str, float] = {}
-        self.refused: dict[str, Refusal] = {}
+        self.refused: dict[str, RejectReason] = {}
         self._is_down = is_down
         self.flush()
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
@@ -132,7 +132,7 @@ def test_a_limit_per_minute_is_one_of_all_gateways() -> None:
     assert first == 60
     # What was admitted in the minute before fades as the second one goes on.
     assert 58 <= len(gateways.dispatched_s) - first <= 60
-    assert set(gateways.refused.values()) == {Refusal.RATE_LIMITED}
+    assert set(gateways.refused.values()) == {RejectReason.RATE_LIMITED}
 
 
 def test_a_store_that_answers_late_at_the_start_lets_no_gateway_use_the_limit_for_itself() -> None:
@@ -186,7 +186,7 @@ def test_an_interaction_goes_on_at_another_gateway_under_overload() -> None:
         gateways.at(n + 0.5, flood)
         gateways.at(n + 0.9, call(n))
     gateways.run(60.0)
-    assert Refusal.OVER_USER_LIMIT in gateways.refused.values()
+    assert RejectReason.OVER_USER_LIMIT in gateways.refused.values()
     assert not [name for name in gateways.refused if name.startswith("call")]
     assert all(f"call-{n}" in gateways.dispatched_s for n in range(8))
     known = [gateway.engine.interactions for gateway in gateways.gateways]

@@ -11,7 +11,7 @@ import pytest
 from gateway import BUILD, __version__
 from gateway.commands.main import main
 from gateway.config.model import Config
-from gateway.telemetry.log_line import Line
+from gateway.telemetry.log_line import LogLine
 from gateway.telemetry.metric_families import FAMILIES
 from tests.conftest import COMPILED
 
@@ -36,7 +36,7 @@ def listed(title: str) -> set[str]:
         ("Config", set(Config.model_fields)),
         ("Command line", set(main.commands)),
         ("Metrics", set(FAMILIES)),
-        ("Log fields", set(Line.__struct_fields__)),
+        ("Log fields", set(LogLine.__struct_fields__)),
     ],
 )
 def test_each_name_has_a_stability(title: str, there: set[str]) -> None:

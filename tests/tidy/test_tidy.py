@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gateway.proxy.refusals import MESSAGES
-from policies.request import Refusal
+from policies.request import RejectReason
 from tests.tidy.sources import FILES, name_of, nodes_of
 
 
@@ -83,7 +83,7 @@ def names_in(path: Path) -> set[str]:
 
 
 def test_every_refusal_has_a_message_for_its_client() -> None:
-    assert set(MESSAGES) == set(Refusal)
+    assert set(MESSAGES) == set(RejectReason)
 
 
 def test_no_test_imports_another() -> None:

@@ -16,7 +16,7 @@ DEPTH_MAX: Final = 8
 """Most levels of groups, the tenant included."""
 
 
-class Grouped(Section):
+class TreeNodeConfig(Section):
     """A group or tenant: a place in the tree."""
 
     name: Name
@@ -30,7 +30,7 @@ class Grouped(Section):
 
 
 @settings_from(GroupSettings)
-class GroupConfig(Grouped):
+class GroupConfig(TreeNodeConfig):
     """Tenants, or other groups, that share a part of each pool."""
 
     name: Name
@@ -39,7 +39,7 @@ class GroupConfig(Grouped):
     """Limits of all the group's tenants together."""
 
 
-def tree_of(groups: Sequence[Grouped], tenants: Sequence[Grouped]) -> Tree:
+def tree_of(groups: Sequence[TreeNodeConfig], tenants: Sequence[TreeNodeConfig]) -> Tree:
     """Return the tree that these sections, free of contradictions, describe."""
     by_name = {group.name: group for group in groups}
     placed: dict[str, TreePlace] = {}
@@ -50,7 +50,7 @@ def tree_of(groups: Sequence[Grouped], tenants: Sequence[Grouped]) -> Tree:
     return Tree(placed, {one.name: _place(one) for one in tenants if not one.model_fields_set <= _USUAL})
 
 
-def groups_around(groups: Sequence[Grouped], tenants: Sequence[Grouped]) -> dict[str, tuple[str, ...]]:
+def groups_around(groups: Sequence[TreeNodeConfig], tenants: Sequence[TreeNodeConfig]) -> dict[str, tuple[str, ...]]:
     """Return the groups around each tenant, innermost first."""
     outer = {group.name: group.group for group in groups}
     around: dict[str, tuple[str, ...]] = {}
@@ -63,5 +63,5 @@ def groups_around(groups: Sequence[Grouped], tenants: Sequence[Grouped]) -> dict
     return around
 
 
-def _place(section: Grouped) -> TreePlace:
+def _place(section: TreeNodeConfig) -> TreePlace:
     return TreePlace(section.group or ROOT, filled(GroupSettings, section))

@@ -48,7 +48,7 @@ def weakness(key: str) -> str | None:
 
 
 def _expiry(text: str) -> datetime:
-    """Return when a key expires. A day counts until its end. Raise ValueError for any other text."""
+    """Return the time that `text` names, a day or a time with zone. A day counts until its end. Raise ValueError."""
     if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text):
         return datetime.fromisoformat(text).replace(tzinfo=UTC) + timedelta(days=1)
     moment = datetime.fromisoformat(text)

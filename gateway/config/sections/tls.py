@@ -18,12 +18,12 @@ class _TlsConfig(Section):
     @model_validator(mode="after")
     def _check_files(self) -> Self:
         try:
-            self.context()
+            self.make_context()
         except ValueError as error:
             raise fault(str(error)) from None
         return self
 
-    def context(self) -> ssl.SSLContext:
+    def make_context(self) -> ssl.SSLContext:
         """Load the files as they are now. Raise ValueError for an unusable file."""
         raise NotImplementedError
 
@@ -44,7 +44,7 @@ class ListenerTlsConfig(_TlsConfig):
         named = (self.cert_file, self.key_file, self.client_ca_file)
         return tuple(file for file in named if file is not None)
 
-    def context(self) -> ssl.SSLContext:
+    def make_context(self) -> ssl.SSLContext:
         return server_context(self.cert_file, key_file=self.key_file, client_ca_file=self.client_ca_file)
 
 
@@ -60,7 +60,7 @@ class BackendTlsConfig(_TlsConfig):
     verify: bool = True
     """false: trust any server at the url, which can then read all prompts and the api_key. For tests only."""
 
-    def context(self) -> ssl.SSLContext:
+    def make_context(self) -> ssl.SSLContext:
         if self.key_file is not None and self.cert_file is None:
             raise ValueError("has a key_file and no cert_file: name the certificate, too")
         if not self.verify and self.ca_file is not None:

@@ -39,7 +39,7 @@ class Certificates:
             _log.error("the TLS certificate cannot be loaded, and the previous one stays in use: %s", self._fault)
         return self._fault is None
 
-    async def turn(self) -> None:
+    async def run_once(self) -> None:
         """Wait a moment and read changed files once they rest: certificate and key are seldom written at once. Raise
         `OperationalError` for as long as the files are unusable."""
         await asyncio.sleep(LOOK_S)

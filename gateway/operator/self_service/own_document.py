@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from gateway.keys.identity import DEFAULT_APP, Principal
 from gateway.operator.snapshots.snapshot import PoolSnapshot
-from gateway.operator.snapshots.state_document import ended_request, reason_in_words
+from gateway.operator.snapshots.state_document import describe_reason, ended_request
 from gateway.pool.pool import Pool
 from gateway.telemetry.ends import OwnMinute
 from policies.admission.engine import AdmissionEngine
@@ -115,7 +115,7 @@ def _minutes(minutes: Iterable[OwnMinute]) -> list[Data]:
             "requests": one.requests,
             "wait_s_mean": round(one.queue_s / one.requests, 4),
             "not_served": one.not_served,
-            "reason_is": one.reason and reason_in_words(one.reason),
+            "reason_is": one.reason and describe_reason(one.reason),
             "slowest": {name: value for name, value in shown.items() if name not in OF_OTHERS},
         })  # fmt: skip
     return found

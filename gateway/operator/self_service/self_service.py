@@ -24,7 +24,7 @@ from gateway.request.routes import RouteKind
 from gateway.storage.store_errors import StoreError
 from gateway.usage.counts import OTHERS
 from gateway.usage.thread import CLOSE_S, DatabaseThread
-from gateway.usage.usage_report import read_own
+from gateway.usage.usage_report import read_tenant_usage
 
 PAGE: Final = "/fairgate/me/page"
 _OWN: Final = Path(__file__).parent / "page"
@@ -77,7 +77,7 @@ class SelfService:
         if self._database is None or usage is None or tenant == OTHERS:  # OTHERS sums up many tenants
             return None
         with suppress(StoreError):
-            return await self._database.do(read_own, tenant, usage.prices, datetime.now(UTC))
+            return await self._database.do(read_tenant_usage, tenant, usage.prices, datetime.now(UTC))
         return None
 
     async def _sum_up(self) -> RecentService:

@@ -24,7 +24,7 @@ from gateway.operator.snapshots.snapshot import (
 )
 from gateway.storage.store import ALL_POOLS, Store, listen
 from gateway.storage.store_errors import StoreError
-from gateway.telemetry.background import Background
+from gateway.telemetry.background import Tasks
 from gateway.telemetry.ends import EndedRequest
 from gateway.telemetry.recent_requests import ENDS_MAX
 
@@ -55,7 +55,7 @@ _decode = msgspec.msgpack.Decoder(_ReplicaMessage).decode
 class Replicas:
     """A `SnapshotSource` that asks all replicas."""
 
-    def __init__(self, gateway: GatewayProcess, store: Store, background: Background, worker: str) -> None:
+    def __init__(self, gateway: GatewayProcess, store: Store, background: Tasks, worker: str) -> None:
         """Begin without answers. `worker`: name among those of its machine; "" if the gateway has one process."""
         self._worker = worker
         self._background = background

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 import msgspec
 from msgspec.structs import replace
 
-from gateway.operator.snapshots.spans import PoolSample, Running, running
+from gateway.operator.snapshots.spans import PoolSample, RunningRequest, running
 from gateway.telemetry.access_log import hidden
 from gateway.telemetry.ends import EndedRequest
 from gateway.telemetry.recent_requests import RecentRequests
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.queue.bounds import Waiting
+from policies.queue.bounds import QueueSummary
 from policies.request import Request, payer
 
 if TYPE_CHECKING:
@@ -89,11 +89,11 @@ class PoolSnapshot(msgspec.Struct):
     dispatched_requests: int
     obstacle: Obstacle | None
     next_request_id: str | None
-    waiting: dict[str, Waiting]
+    waiting: dict[str, QueueSummary]
     requests: list[RequestSnapshot]
     """The oldest queued requests."""
     backends: list[EngineSnapshot]
-    running: list[Running]
+    running: list[RunningRequest]
     gateways: list[ReplicaSnapshot] = []
     """The queue at each process; empty if there is one process."""
     ceilings: dict[str, str] = {}
@@ -134,7 +134,7 @@ class GatewayProcess(SnapshotSource, Protocol):
     def not_ready(self) -> list[str]:
         """Return the reasons why no traffic should come here; empty if it should."""
 
-    def state(self) -> str | None:
+    def store_state(self) -> str | None:
         """Return how state is shared with other replicas; None if the config does not ask for it."""
 
 
@@ -142,8 +142,8 @@ def snapshot_of(gateway: GatewayProcess) -> GatewaySnapshot:
     """Return a snapshot of this process. O(dispatched requests)."""
     pools = gateway.pools
     now = pools[0].dispatcher.clock() if pools else 0.0
-    found = [_pool(pool) for pool in pools]
-    return GatewaySnapshot(now, gateway.not_ready(), gateway.state(), gateway.port, found)
+    found = [_snapshot_pool(pool) for pool in pools]
+    return GatewaySnapshot(now, gateway.not_ready(), gateway.store_state(), gateway.port, found)
 
 
 def samples(
@@ -156,7 +156,7 @@ def samples(
     ], min(window_s, covered_s)
 
 
-def _pool(pool: Pool) -> PoolSnapshot:
+def _snapshot_pool(pool: Pool) -> PoolSnapshot:
     dispatcher = pool.dispatcher
     engine, now = dispatcher.engine, dispatcher.clock()
     waiting, blocked = engine.requests.waiting, engine.blocked if engine.queued else None
@@ -312,14 +312,14 @@ def _together(processes: Sequence[tuple[str, PoolSnapshot]]) -> PoolSnapshot:
     )
 
 
-def _tenants(workers: Iterable[dict[str, Waiting]]) -> dict[str, Waiting]:
+def _tenants(workers: Iterable[dict[str, QueueSummary]]) -> dict[str, QueueSummary]:
     """Merge the summaries of waiting requests of several processes, by tenant."""
-    found: dict[str, Waiting] = {}
+    found: dict[str, QueueSummary] = {}
     for waiting in workers:
         for name, one in waiting.items():
             known = found.get(name)
             if known is not None:
-                one = Waiting(known.requests + one.requests, one.weight, min(known.oldest_s, one.oldest_s))
+                one = QueueSummary(known.requests + one.requests, one.weight, min(known.oldest_s, one.oldest_s))
             found[name] = one
     return found
 

@@ -15,11 +15,11 @@ from gateway.telemetry.ends import EndedRequest
 from gateway.telemetry.recent_requests import service_of
 from gateway.telemetry.record import Outcome
 from policies.admission.engine import AdmissionEngine
-from policies.queue.bounds import Waiting
+from policies.queue.bounds import QueueSummary
 from policies.request import is_batch, payer
 
 
-class Running(NamedTuple):
+class RunningRequest(NamedTuple):
     """A dispatched request, and the service that it has received up to now."""
 
     tenant: str
@@ -30,14 +30,14 @@ class Running(NamedTuple):
     backend: str = ""
 
 
-def running(engine: AdmissionEngine) -> list[Running]:
+def running(engine: AdmissionEngine) -> list[RunningRequest]:
     """Return the dispatched requests. O(dispatched)."""
     found = []
     for lease in engine.requests.leases.values():
         request = lease.request
         service = service_of(request.progress.charged, request.prompt_tokens, lease.output_tokens)
         flow, arrived_s = request.flow, request.arrived_s
-        found.append(Running(flow.tenant, request.weight, arrived_s, lease.dispatched_s, service, lease.backend))
+        found.append(RunningRequest(flow.tenant, request.weight, arrived_s, lease.dispatched_s, service, lease.backend))
     return found
 
 
@@ -48,8 +48,8 @@ class PoolSample(NamedTuple):
     now: float
     ends: Sequence[EndedRequest]
     """Ends of every pool, the latest first, as far back as the first span begins."""
-    running: Sequence[Running]
-    waiting: Mapping[str, Waiting]
+    running: Sequence[RunningRequest]
+    waiting: Mapping[str, QueueSummary]
 
 
 class UsualService:
@@ -65,7 +65,7 @@ class UsualService:
                 each[0] += 1
                 each[1] += service
 
-    def of(self, tenant: str, requests: float) -> float:
+    def estimate(self, tenant: str, requests: float) -> float:
         """Return the service of this number of requests of a tenant; infinite if no end with a charge is known."""
         count, service = self._sums.get(tenant) or self._sums[""]
         return requests * service / count if count else inf if requests else 0.0
@@ -132,7 +132,7 @@ def sums(sample: PoolSample, since_s: float, until_s: float) -> dict[str, Tenant
             continue  # Batch is due what others leave, so it is due what it received.
         # The queue is assumed to have grown evenly, so this part of it had come by then.
         came = waiting.requests * part_within(-inf, until_s, waiting.oldest_s, sample.now)
-        one.waiting += usual.of(name, came)
+        one.waiting += usual.estimate(name, came)
     return found
 
 

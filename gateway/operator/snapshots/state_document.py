@@ -16,7 +16,7 @@ from gateway.telemetry.ends import EndedRequest
 from gateway.telemetry.recent_requests import WINDOW_S, RecentRequests
 from policies.admission.explanation import OF_OBSTACLE, OF_REFUSAL, OF_WAIT, waited_in_words
 from policies.capacity.obstacle import Obstacle
-from policies.request import Refusal
+from policies.request import RejectReason
 from simulation.statistics import percentile
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _refusals(asked: Mapping[str, TenantSums]) -> list[dict[str, Any]]:
     return [
         {
             "reason": reason,
-            "reason_is": reason_in_words(reason),
+            "reason_is": describe_reason(reason),
             "requests": counts.total(),
             "most": counts.most_common(1)[0][0],
         }
@@ -155,8 +155,8 @@ def _refusals(asked: Mapping[str, TenantSums]) -> list[dict[str, Any]]:
     ]
 
 
-def reason_in_words(reason: str) -> str:
-    return OF_REFUSAL[Refusal(reason)] if reason in OF_REFUSAL else reason.replace("_", " ")
+def describe_reason(reason: str) -> str:
+    return OF_REFUSAL[RejectReason(reason)] if reason in OF_REFUSAL else reason.replace("_", " ")
 
 
 def ended_request(end: EndedRequest, epoch_s: float) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def ended_request(end: EndedRequest, epoch_s: float) -> dict[str, Any]:
     return {
         **{name: getattr(end, name) for name in OF_END},
         "state": end.outcome,
-        "reason_is": reason_in_words(end.reason),
+        "reason_is": describe_reason(end.reason),
         "arrived_at_s": round(epoch_s + end.dispatched_s - end.queue_s, 2),
         "wait_s": round(end.queue_s, 4),
         "waited": waited_in_words(end.waited_s, {}, ""),

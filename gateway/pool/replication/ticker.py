@@ -16,7 +16,7 @@ from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.replicas.messages import ReplicaView, is_answer
 from policies.replicas.pool_replica import PoolReplica
-from policies.replicas.schedule import ALONE_S, START_S, Schedule, Speaker
+from policies.replicas.schedule import ALONE_S, START_S, ReportSource, Schedule
 from policies.replicas.tenant_replica import TenantReplica
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -24,13 +24,13 @@ _decode = msgspec.msgpack.Decoder(ReplicaView).decode
 
 
 class SyncRounds:
-    """Sync rounds of one gateway with the store, one `turn` after another."""
+    """Sync rounds of one gateway with the store, one `run_once` after another."""
 
     def __init__(
         self,
         store: Store,
         name: str,
-        speaker: Speaker,
+        speaker: ReportSource,
         carry_out: Callable[[Sequence[Decision]], None],
         *,
         start_s: float = ALONE_S,
@@ -85,7 +85,7 @@ class SyncRounds:
         if self._speaker.is_urgent():
             self._wakes.set()
 
-    async def turn(self) -> None:
+    async def run_once(self) -> None:
         """Make one round when it is due."""
         await self._until_due()
         try:

@@ -19,12 +19,12 @@ from prometheus_client.metrics_core import Metric
 
 from gateway.config.model import Config
 from gateway.config.sections.services import UsageConfig
-from gateway.keys.issued import Follower
+from gateway.keys.issued import KeyReader
 from gateway.proxy.batches import batch_tables as tables
 from gateway.proxy.batches.batch_api import BatchApi, now_s
 from gateway.proxy.batches.batch_objects import (
     LineChecker,
-    Result,
+    LineResult,
     answered,
     files_of,
     not_asked,
@@ -35,7 +35,7 @@ from gateway.proxy.batches.batch_objects import (
 from gateway.proxy.batches.stored_request import BytesRoom, StoredRequest
 from gateway.proxy.pipeline import Pipeline
 from gateway.storage.store_errors import StoreError, StoreUnavailable
-from gateway.telemetry.background import Background
+from gateway.telemetry.background import Tasks
 from gateway.telemetry.metric_families import family, single
 from gateway.usage.counts import UsageCounts
 from gateway.usage.database import Database
@@ -58,7 +58,7 @@ class BatchLane:
     """The files and batches of one gateway, served until `stop` and `close`."""
 
     def __init__(
-        self, usage: UsageConfig, config: Config, pipeline: Pipeline, follower: Follower | None, within: Background
+        self, usage: UsageConfig, config: Config, pipeline: Pipeline, follower: KeyReader | None, within: Tasks
     ) -> None:
         """Start to drive batches. `follower` knows the valid keys, once it has read them; without one the config
         does."""
@@ -77,7 +77,7 @@ class BatchLane:
         self._follower = follower
         self._woken = asyncio.Event()
         self._drivers: dict[str, tuple[BatchDriver, asyncio.Task[None]]] = {}
-        self.tasks = Background(within)
+        self.tasks = Tasks(within)
         self._api = BatchApi(self.database, config, pipeline, self._woken.set)
         self.tasks.repeat(self._turn, "batches")
         self.tasks.repeat(self._forget, "files")
@@ -137,7 +137,7 @@ class BatchDriver:
         self._lane = lane
         self._files = files_of(batch)
         self._reading, self._writing = asyncio.Lock(), asyncio.Lock()
-        self._unwritten: list[Result] = []
+        self._unwritten: list[LineResult] = []
         self._time: asyncio.Timeout | None = None
         self._is_cancelled = False
         self._is_full = False
@@ -270,20 +270,20 @@ class BatchDriver:
                     shown = answered(request_id, line.custom_id, status, answer)
                     asked.hold(len(shown))
                     del answer
-                    await self._write(Result(n, shown, not 200 <= status < 300, asked.context, instead))
+                    await self._write(LineResult(n, shown, not 200 <= status < 300, asked.context, instead))
                     return
             finally:
                 asked.close()
             pause_s = max(again_s, min(2 * pause_s, PAUSE_S_MAX))
             await asyncio.sleep(pause_s)
-        await self._write(Result(n, instead, True))
+        await self._write(LineResult(n, instead, True))
 
-    async def _write(self, *results: Result) -> None:
+    async def _write(self, *results: LineResult) -> None:
         """Write results, together with those of other lines. The write is completed even if the caller is cancelled."""
         self._unwritten += results
         await asyncio.shield(self._lane.tasks.start(self._write_group(self._unwritten)))
 
-    async def _write_group(self, group: list[Result]) -> None:
+    async def _write_group(self, group: list[LineResult]) -> None:
         """Write a group of results in one transaction."""
         async with self._writing:
             if group and group is self._unwritten:  # otherwise another task has written it
@@ -299,6 +299,6 @@ class BatchDriver:
         await self._write()
         async for page in self._pages(*self._files):
             ids = [(n, read_line(text).custom_id) for n, text in page]
-            rest = [Result(n, not_asked(f"{self._batch}-{n}", one, f"batch_{status}"), True) for n, one in ids]
+            rest = [LineResult(n, not_asked(f"{self._batch}-{n}", one, f"batch_{status}"), True) for n, one in ids]
             await self._write(*rest)
             self._done_with(sum([len(text) for _, text in page]))

@@ -99,7 +99,7 @@ class StoredFile(NamedTuple):
         }  # fmt: skip
 
 
-class Result(NamedTuple):
+class LineResult(NamedTuple):
     """The result of one line.
 
     Attributes:

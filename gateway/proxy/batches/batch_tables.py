@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from gateway.config.sections.services import BatchesConfig
-from gateway.proxy.batches.batch_objects import DAY_S, WINDOW_S, LineChecker, Result, StoredFile, files_of, id_of
+from gateway.proxy.batches.batch_objects import DAY_S, WINDOW_S, LineChecker, LineResult, StoredFile, files_of, id_of
 from gateway.storage.store_errors import StoreUnavailable
 from gateway.usage.counts import UsageCounts
 from gateway.usage.database import Database, Transaction
@@ -220,8 +220,8 @@ def driven(database: Database, batch: str) -> tuple[dict[str, Any], str]:
 
 
 def write(
-    database: Database, of: DrivenBatch, now_s: int, results: Sequence[Result], counts: UsageCounts, bytes_max: int
-) -> list[Result]:
+    database: Database, of: DrivenBatch, now_s: int, results: Sequence[LineResult], counts: UsageCounts, bytes_max: int
+) -> list[LineResult]:
     """Store results of lines and their usage, each line once. Return the results that are stored, by this call or by
     an earlier one: after a fault the caller writes the results again. Only the batch's owner adds new results."""
     output, errors = files_of(of.batch)
@@ -230,7 +230,7 @@ def write(
         is_owner = _is_owner(step, of, now_s)
         step.lock(of.tenant)
         [(_, kept)] = step.ask(_SIZE, (of.tenant, "", ""))
-        noted: list[Result] = []
+        noted: list[LineResult] = []
         failed = completed = 0
         counts.take()  # drops the counts of a failed transaction
         for one in results:

@@ -38,7 +38,7 @@ _PLAIN: Final = frozenset({b"7bit", b"8bit", b"binary"})
 _READ: Final = frozenset({"model", "stream", "user"})
 
 
-class Part(NamedTuple):
+class FormPart(NamedTuple):
     """A part of a form: `body[at:after]`, with its value in `body[begin:end]`."""
 
     name: str
@@ -83,7 +83,7 @@ def read_form(body: bytes, content_type: bytes, api: Api) -> Payload:
     found: dict[str, str] = {}
     model_at: tuple[int, int] | None = None
     left_out_bytes = 0
-    kept: list[Part] = []
+    kept: list[FormPart] = []
     for part in parts:
         if part.name in _READ:
             _note(found, part.name, body[part.begin : min(part.end, part.begin + VALUE_BYTES_MAX + 1)])
@@ -103,7 +103,7 @@ def read_form(body: bytes, content_type: bytes, api: Api) -> Payload:
     return FormPayload(body, api, found.get("model", ""), stream, user, model_at)
 
 
-def read_parts(body: bytes, content_type: bytes) -> tuple[list[Part], int]:
+def read_parts(body: bytes, content_type: bytes) -> tuple[list[FormPart], int]:
     """Return the parts of a form and the form's end, or raise `ApiError` 400."""
     said = _parameters(content_type, _TYPE)
     boundary = None if said is None else _BOUNDARY.fullmatch(said.get(b"boundary", b""))
@@ -119,7 +119,7 @@ def read_parts(body: bytes, content_type: bytes) -> tuple[list[Part], int]:
         at += len(_LINE_END)
     if not body.startswith(mark[2:], at):
         raise _bad("the body does not begin with the boundary of its content-type")
-    parts: list[Part] = []
+    parts: list[FormPart] = []
     at += len(mark) - 2
     while not _is_end(body, at):
         begin = at + 2
@@ -133,7 +133,7 @@ def read_parts(body: bytes, content_type: bytes) -> tuple[list[Part], int]:
         end = body.find(mark, value)
         if end < 0 or body.startswith(mark[2:], value):
             raise _bad(f"part {number} does not end with a line end and the boundary")
-        parts.append(Part(name, file_name, at, value, end, end + len(mark)))
+        parts.append(FormPart(name, file_name, at, value, end, end + len(mark)))
         at = end + len(mark)
     return parts, at + len(_LAST)
 

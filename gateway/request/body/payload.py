@@ -90,7 +90,7 @@ class Payload:
         self.output_tokens_max: int | None = None
         self.output_param: str | None = None
         for name in api.limits:
-            limit = _number(fields, name) if getattr(fields, name) else None
+            limit = _read_int(fields, name) if getattr(fields, name) else None
             if limit is not None:
                 if limit > 0:
                     self.output_tokens_max, self.output_param = limit, name
@@ -128,7 +128,7 @@ class Payload:
 
     @property
     def conversation(self) -> Raw:
-        """JSON of the conversation, empty without one."""
+        """JSON of the conversation; empty if the request has none."""
         found: Raw = getattr(self.fields, self.api.conversation) if self.api.conversation else NO_FIELDS.messages
         return found
 
@@ -194,7 +194,7 @@ def read_json(body: bytes, api: Api) -> JsonPayload:
         _prompts(fields.prompt) if fields.prompt and "prompt" in api.prompt else 1,
         fields.model or "",
         _flag(fields.stream, "stream"),
-        user_of(fields),
+        read_user(fields),
     )
 
 
@@ -221,7 +221,7 @@ def fields_of(body: bytes) -> Fields:
         raise _not_json(error) from None
 
 
-def user_of(fields: Fields) -> str:
+def read_user(fields: Fields) -> str:
     """Return the end user that the client names in any of the APIs' ways, empty without one."""
     user = fields.safety_identifier or fields.user
     if not user and fields.metadata:
@@ -256,7 +256,7 @@ def _flag(value: Flag, name: str) -> bool:
     return found
 
 
-def _number(fields: Fields, name: str) -> int | None:
+def _read_int(fields: Fields, name: str) -> int | None:
     try:
         number = decode_number(getattr(fields, name))
     except msgspec.DecodeError as error:
@@ -268,7 +268,7 @@ def _sequences(fields: Fields, api: Api, prompts: int) -> int:
     """Return the answers that a request asks for side by side. Raise ApiError for too many."""
     sequences = 1
     for name in api.counts:
-        value = _number(fields, name) if getattr(fields, name) else None
+        value = _read_int(fields, name) if getattr(fields, name) else None
         if value is None:
             continue
         if not 1 <= value <= SEQUENCES_MAX:

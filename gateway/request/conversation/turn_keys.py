@@ -46,7 +46,7 @@ _RESULT_OF: Final = re.compile(rb'"tool_use_id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"'
 _ID_IN_TEXT: Final = re.compile(rb"(?:'id': '|\\\"id\\\": ?\\\")([A-Za-z0-9_.:-]{4,256})")
 
 
-def keys_of_turns(first: Sequence[Turn], last: Sequence[Turn]) -> TurnKeys:
+def build_turn_keys(first: Sequence[Turn], last: Sequence[Turn]) -> TurnKeys:
     """Return the keys of a conversation with these first and last turns, which may overlap."""
     begin = end = len(last)  # bounds of the model's last turn, which may have several items
     while end and not is_models(last[end - 1]):
@@ -118,7 +118,7 @@ def lines_of(text: str) -> list[str]:
     return lines
 
 
-def lines_in(json: str) -> list[str]:
+def find_lines(json: str) -> list[str]:
     """Return the lines of this JSON's strings that are long enough to be keys."""
     return [line for found in _STRING.findall(json) for line in lines_of(decoded(found.encode(), 0))]
 

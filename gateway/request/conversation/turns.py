@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Raw
 from xxhash import xxh3_64_hexdigest
 
-from gateway.request.conversation.turn_keys import FIRST_TURNS, LAST_TURNS, keys_of_turns
+from gateway.request.conversation.turn_keys import FIRST_TURNS, LAST_TURNS, build_turn_keys
 from gateway.request.fields import TooManyItemsError, Turn, TurnKeys, decode_one_text, decode_turns
 
 QUOTE: Final = ord('"')
@@ -121,7 +121,7 @@ def read_turns(turns: list[Turn] | None, conversation: Raw) -> Turns:
         return found
     for turn in turns:
         found.add(turn)
-    found.keys = keys_of_turns(turns[:FIRST_TURNS], turns[-LAST_TURNS:])
+    found.keys = build_turn_keys(turns[:FIRST_TURNS], turns[-LAST_TURNS:])
     return found
 
 

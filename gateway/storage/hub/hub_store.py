@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 
 from gateway.storage.hub.run_directory import RunDirectory
 from gateway.storage.hub.wire import Frames
-from gateway.storage.in_time import in_time
+from gateway.storage.in_time import finish_in_time
 from gateway.storage.store import PoolIdentity
 from gateway.storage.store_errors import StoreUnavailable
 from gateway.telemetry.metric_families import single
@@ -53,7 +53,7 @@ class HubStore:
         self._ended.clear()
         self._log_fault(None)
 
-    async def turn(self) -> None:
+    async def run_once(self) -> None:
         if self._connection is not None:
             await self._ended.wait()
         await asyncio.sleep(RETRY_S)
@@ -144,7 +144,7 @@ class _Hub(Frames):
         self._asked[number] = answer
         try:
             self.send([number, *question])
-            return await in_time(answer, DEADLINE_S)
+            return await finish_in_time(answer, DEADLINE_S)
         except TimeoutError:
             raise StoreUnavailable(f"the hub has not answered within {DEADLINE_S:g} s") from None
         finally:

@@ -28,7 +28,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from gateway.storage.in_time import in_time
+from gateway.storage.in_time import finish_in_time
 from gateway.storage.store_errors import StoreError, StoreRefused, StoreUnavailable
 from policies.replicas.schedule import DEADLINE_S
 
@@ -217,7 +217,7 @@ class RedisConnection:
         for _ in range(MOVES_MAX):
             connection = await self._connected()
             try:
-                return await in_time(_run_command(connection, words), self._deadline_s)
+                return await finish_in_time(_run_command(connection, words), self._deadline_s)
             except MovedError as moved:
                 await connection.disconnect(nowait=True)
                 self._follow(moved)
@@ -231,7 +231,7 @@ class RedisConnection:
         if connection.is_connected and await connection.can_read():
             await connection.disconnect(nowait=True)  # closed by the server while idle
         if not connection.is_connected:
-            await in_time(connection.connect(), CONNECT_S, "connection")  # type: ignore[no-untyped-call]
+            await finish_in_time(connection.connect(), CONNECT_S, "connection")  # type: ignore[no-untyped-call]
         return connection
 
     def _new_connection(self, node: Node, **more: Any) -> AbstractConnection:
@@ -287,7 +287,7 @@ def _code(error: BaseException) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """Return what happened."""
+    """Return the error in words for an operator."""
     text = _IN_SCRIPT.sub("", str(error)) or type(error).__name__
     cause = error.__context__ if isinstance(error, ConnectionError) else error
     if isinstance(cause, ssl.SSLCertVerificationError):

@@ -107,7 +107,7 @@ class RedisStore:
             raise
         self._not_open = None
 
-    async def turn(self) -> None:
+    async def run_once(self) -> None:
         self._log_fault()
         await asyncio.sleep(RENEW_S if self.fault is None else RETRY_S)
         try:
@@ -200,9 +200,9 @@ class RedisStore:
         self.epoch_s = seconds + microseconds / 1e6 - time.monotonic()
 
     async def _join_all(self) -> None:
-        await asyncio.gather(*map(self._join, self.pools))
+        await asyncio.gather(*map(self._join_pool, self.pools))
 
-    async def _join(self, pool: PoolIdentity) -> None:
+    async def _join_pool(self, pool: PoolIdentity) -> None:
         args: list[Argument] = [LAYOUT, self.replica, int(MEMBER_S * 1000), pool.policy, *pool.backends]
         answer, what = self.shaped(tuple[bytes, bytes | int | None], await self._run(_JOIN, _join_keys(pool), args))
         theirs = what.decode("utf-8", "replace") if isinstance(what, bytes) else ""

@@ -9,7 +9,7 @@ import pytest
 from policies.admission.decisions import Failure
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import Gauges
-from policies.request import Refusal, Request, ServiceTokens
+from policies.request import RejectReason, Request, ServiceTokens
 from tests.policies.making import LIMITS, dispatched, make_request, pool_of, rejected
 
 
@@ -26,7 +26,7 @@ def test_nothing_waits_longer_because_a_clock_was_set_back() -> None:
     fill(engine, now=100.0)
     engine.woke(0.0)
     assert engine.next_wakeup() == 2.0
-    assert [reason for _, reason in rejected(engine.woke(2.0))] == [Refusal.QUEUE_TIMEOUT]
+    assert [reason for _, reason in rejected(engine.woke(2.0))] == [RejectReason.QUEUE_TIMEOUT]
 
 
 @pytest.mark.parametrize("policy", ["vtc", "fairserve"])
@@ -63,7 +63,7 @@ def test_a_request_that_reaches_no_backend_is_tried_a_bounded_number_of_times() 
     while not (found := rejected(engine.failed("x", Failure.UNREACHED, now))):
         now = engine.next_wakeup()
         attempts += len(dispatched(engine.woke(now)))
-    assert (attempts, found) == (LIMITS.attempts_max, [("x", Refusal.NO_BACKEND)])
+    assert (attempts, found) == (LIMITS.attempts_max, [("x", RejectReason.NO_BACKEND)])
     assert (engine.queued, engine.dispatched) == (0, 0)
 
 

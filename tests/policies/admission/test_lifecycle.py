@@ -15,7 +15,7 @@ from policies.admission.request_ledger import NO_SERVICE, RequestLedger
 from policies.capacity.obstacle import Obstacle
 from policies.limits.quotas import Quota, Quotas
 from policies.orders.order import Selection
-from policies.request import Claim, Refusal, Request, ServiceTokens, State
+from policies.request import Claim, RejectReason, Request, ServiceTokens, State
 from policies.tree.node import SEQUENCES
 from tests.policies.making import make_request, policy_with, pool_of
 
@@ -37,7 +37,7 @@ MAKE: dict[Event, Callable[[RequestLedger, Request], None]] = {
     lifecycle.UNDECIDED: lambda requests, request: requests.undecided(request),
     lifecycle.ASKED: lambda requests, request: requests.asked(request, 1.0),
     lifecycle.ADMITTED: lambda requests, request: requests.admitted(request, 1.0),
-    lifecycle.REFUSED: lambda requests, request: requests.refused(request, 1.0),
+    lifecycle.REJECTED: lambda requests, request: requests.rejected(request, 1.0),
     lifecycle.WITHDRAWN: lambda requests, request: requests.withdrawn(request, 1.0),
     lifecycle.HANDED_OVER: lambda requests, request: requests.handed_over(request, 1.0),
     lifecycle.DISPATCHED: lambda requests, request: requests.dispatched(request, "one", 1.0),
@@ -148,4 +148,4 @@ def test_what_an_engine_did_nothing_with_is_charged_its_prompt(event: Event) -> 
 
 def test_there_is_a_sentence_for_every_obstacle_and_every_refusal() -> None:
     assert set(OF_OBSTACLE) == set(Obstacle)
-    assert set(OF_REFUSAL) == set(Refusal)
+    assert set(OF_REFUSAL) == set(RejectReason)

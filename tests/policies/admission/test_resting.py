@@ -11,12 +11,12 @@ import pytest
 from policies.admission.decisions import Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.admission.takeover import Setup, take_over
+from policies.admission.takeover import PoolSettings, take_over
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.overload import OverloadSettings
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
-from policies.request import Refusal, ServiceTokens, State
+from policies.request import RejectReason, ServiceTokens, State
 from tests.policies.making import dispatched, make_request, pool_of, rejected
 
 LIMITS = QueueLimits(queue_wait_s_max=60.0, queue_wait_s_max_inside=60.0)
@@ -73,7 +73,7 @@ def test_what_each_engine_wants_later_is_told_when_if_that_is_after_its_time(pol
     if again_s < 60.0:
         assert (list(decisions), engine.next_wakeup()) == ([], 9.0)
     else:
-        assert decisions == [Reject("x", Refusal.SERVER_BUSY, 399.0)]
+        assert decisions == [Reject("x", RejectReason.SERVER_BUSY, 399.0)]
         assert (engine.queued, engine.next_wakeup()) == (0, None)
 
 
@@ -102,7 +102,7 @@ def test_what_no_engine_may_have_any_more_is_refused_when_its_turn_comes(policy:
     engine.failed("x", Failure.UNREACHED, 0.2)
     other = "two" if first == "one" else "one"
     decisions = engine.backend_changed(other, False, 0.25)
-    assert rejected(decisions) == [("x", Refusal.BACKEND_FAILED)]
+    assert rejected(decisions) == [("x", RejectReason.BACKEND_FAILED)]
     assert asks(engine, "y", 0.3) == ["y"]
 
 
@@ -113,7 +113,7 @@ def test_where_another_pool_stands_in_it_rests_until_that_has_it() -> None:
     assert engine.failed("x", Failure.DROPPED, 0.1) == []
     request = engine.requests.waiting.requests["x"]
     assert (request.progress.state, request.progress.rests) == (State.QUEUED, True)
-    assert rejected(engine.woke(60.0)) == [("x", Refusal.QUEUE_TIMEOUT)]
+    assert rejected(engine.woke(60.0)) == [("x", RejectReason.QUEUE_TIMEOUT)]
     assert (engine.queued, engine.next_wakeup()) == (0, None)
 
 
@@ -140,7 +140,7 @@ def test_what_rests_may_leave_and_go_on_under_another_policy() -> None:
         engine.failed(id, Failure.REFUSED, 1.0, None, 30.0)
         engine.woke(1.2)
     assert len(engine.requests.resting) == 2
-    setup = Setup(LIMITS, CapacitySettings(), OverloadSettings(), {"one": 8}, policy=named_policy("fairserve"))
+    setup = PoolSettings(LIMITS, CapacitySettings(), OverloadSettings(), {"one": 8}, policy=named_policy("fairserve"))
     assert list(take_over(engine, setup, 2.0)) == []
     engine.cancelled("y", 3.0)
     assert dispatched(engine.woke(31.0)) == ["x"]
@@ -162,7 +162,7 @@ def test_the_limits_of_a_request_hold_while_it_rests() -> None:
     engine = engine_of("vtc", "one")
     engine.limits = replace(LIMITS, queue_wait_s_max=5.0, queue_wait_s_max_inside=5.0)
     asks(engine, "x", 0.0)
-    assert engine.failed("x", Failure.DROPPED, 0.1) == [Reject("x", Refusal.BACKEND_FAILED, 1.0)]
+    assert engine.failed("x", Failure.DROPPED, 0.1) == [Reject("x", RejectReason.BACKEND_FAILED, 1.0)]
     assert isinstance(engine.arrived(make_request("a", id="y"), 1.0)[0], Dispatch)
     assert inf not in [until_s for until_s, _ in engine.requests.resting]
 
@@ -188,7 +188,7 @@ def test_what_only_one_engine_can_serve_is_refused_at_once_where_that_is_gone(po
     engine.has_fallback = has_fallback
     engine.arrived(make_request("a", id="x", engine="one"), 0.0)
     engine.failed("x", Failure.REFUSED, 0.1, None, 30.0)
-    assert rejected(engine.backend_changed("one", False, 1.0)) == [("x", Refusal.NO_BACKEND)]
+    assert rejected(engine.backend_changed("one", False, 1.0)) == [("x", RejectReason.NO_BACKEND)]
     later = engine.arrived(make_request("a", id="y", engine="one"), 1.1)
-    assert rejected(later) == [("y", Refusal.NO_BACKEND)]
+    assert rejected(later) == [("y", RejectReason.NO_BACKEND)]
     assert engine.queued == 0

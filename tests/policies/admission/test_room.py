@@ -15,7 +15,7 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.working_set import WorkingSet
 from policies.queue.bounds import QueueLimits
-from policies.request import Refusal, Request, ServiceTokens, of_batch
+from policies.request import RejectReason, Request, ServiceTokens, of_batch
 from policies.tree.pool_tree import PoolTree
 from policies.tree.preemption import Preemption
 from tests.policies.ledgers import start
@@ -75,7 +75,7 @@ class Pool:
         """The engines that have room for this request; if none has, what prevents each of them."""
         self.engines.names.clear()
         self.room.at(now)
-        found = self.room.with_room(request)
+        found = self.room.find_room(request)
         return dict(found.obstacles) if isinstance(found, Blocked) else {ledger.name: None for ledger in found}
 
 
@@ -190,7 +190,7 @@ def test_a_request_that_is_refused_though_later_ones_are_taken_is_given_up() -> 
         now += 0.02
         assert dispatched(engine.progressed(taken, 1, now)) == ["poison"], "the engine is not full, and not left alone"
         engine.finished(taken, ServiceTokens(10, 5), now)
-    assert engine.failed("poison", Failure.REFUSED, now + 0.002)[0] == Reject("poison", Refusal.SERVER_BUSY, 1.0)
+    assert engine.failed("poison", Failure.REFUSED, now + 0.002)[0] == Reject("poison", RejectReason.SERVER_BUSY, 1.0)
     assert engine.queued == 0
 
 

@@ -13,13 +13,13 @@ from policies.admission.decisions import Failure
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
-from policies.admission.takeover import Setup, remove_backend, take_over
+from policies.admission.takeover import PoolSettings, remove_backend, take_over
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.overload import OverloadSettings
 from policies.limits.quotas import Quota, Quotas
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
-from policies.request import Refusal, ServiceTokens
+from policies.request import RejectReason, ServiceTokens
 from tests.policies.admission.world import MANY, SETTINGS, World
 from tests.policies.making import make_request, policy_with, pool_of, rejected
 from tests.policies.meetings.world import tree
@@ -32,19 +32,19 @@ STRICT = {"window_tokens": 0.0, "window_calls": 0.0, "cached_weight": 0.5, "quan
 SMALL = {"quantum": 30.0}
 
 
-def setup_with(policy: Policy | None = None, **fields: Any) -> Setup:
+def setup_with(policy: Policy | None = None, **fields: Any) -> PoolSettings:
     limits, slots = fields.pop("limits", QueueLimits()), fields.pop("slots", {"one": 2, "two": 2})
-    return Setup(limits, CapacitySettings(), OverloadSettings(), slots, policy, **fields)
+    return PoolSettings(limits, CapacitySettings(), OverloadSettings(), slots, policy, **fields)
 
 
 def engine_with(name: str = "vtc", **settings: Any) -> AdmissionEngine:
     return pool_of("one", "two", policy=policy_with(name, **SMALL | settings))
 
 
-def of_world(world: World, policy: Policy) -> Setup:
+def of_world(world: World, policy: Policy) -> PoolSettings:
     """The configuration of the pool of a world, but for its policy."""
     [pool] = world.pools
-    return Setup(world.limits, pool.capacity, pool.overload.settings, world.slots, policy)
+    return PoolSettings(world.limits, pool.capacity, pool.overload.settings, world.slots, policy)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in BY_MATCH])
@@ -262,7 +262,7 @@ def test_a_limit_that_is_new_counts_what_waits_and_runs() -> None:
     quotas = Quotas(Quota(concurrent=6))
     take_over(engine, setup_with(quotas=quotas), 0.1)
     assert quotas.under_way == {"a": 6}
-    assert rejected(engine.arrived(make_request("a", id="x"), 0.2)) == [("x", Refusal.RATE_LIMITED)]
+    assert rejected(engine.arrived(make_request("a", id="x"), 0.2)) == [("x", RejectReason.RATE_LIMITED)]
     quotas.set(Quotas(Quota(concurrent=7)))
     take_over(engine, setup_with(quotas=quotas), 0.3)
     assert quotas.under_way == {"a": 6}, "counted once"

@@ -14,7 +14,7 @@ from policies.admission.waits import seconds_of
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.obstacle import Obstacle
 from policies.orders.policy_entries import POLICIES
-from policies.request import Refusal, Refused, Request, ServiceTokens, State
+from policies.request import Rejection, RejectReason, Request, ServiceTokens, State
 from tests.policies.admission.world import World
 from tests.policies.making import SilentGateways, make_request, policy_with, pool_of
 
@@ -99,8 +99,8 @@ def test_a_wait_is_told_in_one_sentence() -> None:
     assert engine.explain("first", 9.0).reason == "dispatched to one at once: no other engine had room"
 
 
-@pytest.mark.parametrize("refused", [None, Refused(Refusal.RATE_LIMITED, 1.0)])
-def test_the_answer_of_other_gateways_is_waited_for(refused: Refused | None) -> None:
+@pytest.mark.parametrize("refused", [None, Rejection(RejectReason.RATE_LIMITED, 1.0)])
+def test_the_answer_of_other_gateways_is_waited_for(refused: Rejection | None) -> None:
     engine = full()
     engine.peers = SilentGateways()
     request = make_request("a", id="x", arrived_s=1.0)

@@ -19,7 +19,7 @@ from policies.limits.quotas import MINUTE_S, Quota, Quotas
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.vtc import CounterOrder
 from policies.queue.bounds import KEPT_FREE, QueueLimits
-from policies.request import NO_CLAIM, WAIT_S_MAX, Claim, Interaction, Refusal, Request, ServiceTokens, State
+from policies.request import NO_CLAIM, WAIT_S_MAX, Claim, Interaction, RejectReason, Request, ServiceTokens, State
 from policies.tree.node import SEQUENCES
 from tests.policies.making import make_request, policy_with
 
@@ -161,11 +161,12 @@ class World:
         self.waiting[request.id] = request, pool
         decisions = pool.arrived(request, self.now)
         for decision in decisions:
-            if isinstance(decision, Reject) and decision.reason in (Refusal.OVER_USER_LIMIT, Refusal.OVER_APP_LIMIT):
+            reason = decision.reason if isinstance(decision, Reject) else None
+            if reason in (RejectReason.OVER_USER_LIMIT, RejectReason.OVER_APP_LIMIT):
                 assert pool.pressure(self.now).overloaded
                 assert not request.progress.inside
                 assert decision.limit.remaining == 0
-            if isinstance(decision, Reject) and decision.id == request.id and decision.reason is Refusal.QUEUE_FULL:
+            if reason is RejectReason.QUEUE_FULL and decision.id == request.id:
                 has_place = queued < (1.0 - KEPT_FREE) * self.limits.queue_requests_max
                 assert not has_place or queued_bytes + request.body_bytes > self.limits.queue_bytes_max
         self.carry(pool, decisions)
@@ -314,13 +315,13 @@ class World:
             assert sorted(ledger.leases) == sorted(lease.request.id for lease in own)
             assert sorted(ledger.starting) == sorted(lease.request.id for lease in starting)
             assert ledger.sequences == sum(lease.request.sequences for lease in own)
-            assert ledger.kv.held_tokens == sum(lease.held_tokens for lease in own)
+            assert ledger.kv.held_tokens == sum(lease.footprint_tokens for lease in own)
             assert ledger.starting_tokens == sum(lease.request.prompt_tokens for lease in starting)
 
     def kept_answers_are_those_of_the_ledgers(self, pool: AdmissionEngine) -> None:
         fresh = PoolLoad(pool.backends)
         assert pool.room.load.ranks() == fresh.ranks(), "the occupancy of an engine has changed unnoticed"
-        assert pool.room.load.size() == fresh.size()
+        assert pool.room.load.sum_sizes() == fresh.sum_sizes()
         for blocked in (pool.blocked, *pool.blocked.others) if pool.blocked is not None else ():
             assert blocked.nearest() == Blocked(blocked.request, blocked.obstacles).nearest()
 

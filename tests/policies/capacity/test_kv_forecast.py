@@ -11,17 +11,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.capacity.kv_forecast import CATCHING_UP, LATE, LOOKS, TOLERATED, Growing, KvForecast, lasts, still_to_come
+from policies.capacity.kv_forecast import (
+    CATCHING_UP,
+    LATE,
+    LOOKS,
+    TOLERATED,
+    Growth,
+    KvForecast,
+    remaining_output,
+    stable_for,
+)
 
 
-def forecast(requests: Iterable[Growing]) -> KvForecast:
+def forecast(requests: Iterable[Growth]) -> KvForecast:
     made = KvForecast()
     for request in requests:
         made.add(request)
     return made
 
 
-def exact_peak(requests: list[Growing], candidate: Growing, delay: float) -> float:
+def exact_peak(requests: list[Growth], candidate: Growth, delay: float) -> float:
     """The largest occupancy ahead, where ends begin and end and sometimes between: the mean plus one deviation."""
 
     def level(step: float) -> float:
@@ -38,7 +47,7 @@ def exact_peak(requests: list[Growing], candidate: Growing, delay: float) -> flo
     return max(level(step) for step in (*changes, *looks, candidate.grows) if step >= delay or step == candidate.grows)
 
 
-def is_exactly_level(requests: list[Growing], candidate: Growing, capacity_tokens: float) -> bool:
+def is_exactly_level(requests: list[Growth], candidate: Growth, capacity_tokens: float) -> bool:
     """Within the last k steps, for every k, no more work was begun than a full cache gets through in k steps.
 
     On top come the candidate itself, part of what is missing in a cache that has become empty, and as many steps as
@@ -68,9 +77,9 @@ def is_exactly_level(requests: list[Growing], candidate: Growing, capacity_token
 def test_the_peak_is_that_of_growing_everything_token_by_token(
     leases: list[tuple[int, int, int, int]], prompt: int, grows: int, sequences: int, delay: int
 ) -> None:
-    candidate = Growing(float(grows), float(prompt), sequences, float(grows), 0.0)
+    candidate = Growth(float(grows), float(prompt), sequences, float(grows), 0.0)
     others = [
-        Growing(float(more), float(held + done * n), n, float(more + done), float(done))
+        Growth(float(more), float(held + done * n), n, float(more + done), float(done))
         for held, more, done, n in leases
     ]
     everybody = [candidate, *(other for other in others if other.grows >= delay)]
@@ -96,7 +105,7 @@ def test_the_peak_is_that_of_growing_everything_token_by_token(
     ],
 )
 def test_what_is_still_to_come(expected: float, reserved: float, done: float, least: float, width: float) -> None:
-    assert still_to_come(expected, reserved, 1000, done) == pytest.approx((least, width), abs=0.5)
+    assert remaining_output(expected, reserved, 1000, done) == pytest.approx((least, width), abs=0.5)
 
 
 @pytest.mark.parametrize(("expected", "reserved", "lasting"), [(200, 200, 24.9), (260, 300, 24.9), (150, 260, 8.0)])
@@ -104,23 +113,23 @@ def test_an_answer_that_ends_at_the_most_it_may_take_is_noted_seldom(
     expected: float, reserved: float, lasting: float
 ) -> None:
     """Its end does not move while it grows."""
-    ahead = still_to_come(expected, reserved, 200, 1)
-    assert lasts(ahead, expected, reserved, 200, 1, 1.0) == pytest.approx(lasting, abs=0.1)
+    ahead = remaining_output(expected, reserved, 200, 1)
+    assert stable_for(ahead, expected, reserved, 200, 1, 1.0) == pytest.approx(lasting, abs=0.1)
     for done in range(1, 1 + int(lasting)):
-        least, width = still_to_come(expected, reserved, 200, done)
+        least, width = remaining_output(expected, reserved, 200, done)
         assert done + least + width == pytest.approx(200)
         assert done + least == pytest.approx(1 + ahead[0])
 
 
 def test_starts_are_level_when_spread_and_not_when_together() -> None:
     capacity = 20 * 390.0
-    fresh = Growing(200.0, 290.0, 1, 200.0, 0.0)
-    spread = [Growing(200.0 - 10 * step, 290.0 + 10 * step, 1, 200.0, 10.0 * step) for step in range(1, 19)]
+    fresh = Growth(200.0, 290.0, 1, 200.0, 0.0)
+    spread = [Growth(200.0 - 10 * step, 290.0 + 10 * step, 1, 200.0, 10.0 * step) for step in range(1, 19)]
     together = [fresh] * 16
-    assert forecast(spread).is_level_with(fresh, capacity)
-    assert not forecast(together).is_level_with(fresh, capacity)
-    assert forecast([]).is_level_with(fresh, capacity)
-    assert forecast(together).is_level_with(Growing(100.0, 290.0, 1, 200.0, 0.0, 200.0), capacity), "nor end together"
+    assert forecast(spread).keeps_pace(fresh, capacity)
+    assert not forecast(together).keeps_pace(fresh, capacity)
+    assert forecast([]).keeps_pace(fresh, capacity)
+    assert forecast(together).keeps_pace(Growth(100.0, 290.0, 1, 200.0, 0.0, 200.0), capacity), "nor end together"
 
 
 class Sequence:
@@ -130,12 +139,12 @@ class Sequence:
         self.prompt, self.expected, self.reserved, self.each, self.age = prompt, expected, reserved, each, age
         self.done = 0
 
-    def growing(self) -> Growing:
-        ahead = still_to_come(self.expected, self.reserved, 2000, self.done)
+    def growth(self) -> Growth:
+        ahead = remaining_output(self.expected, self.reserved, 2000, self.done)
         grows, spread = ahead
         held = self.prompt + self.each * (self.done + 8)
-        same = lasts(ahead, self.expected, self.reserved, 2000, self.done, 1.0)
-        return Growing(grows, held, self.each, self.done + grows + spread / 2, self.done + self.age, spread, same)
+        same = stable_for(ahead, self.expected, self.reserved, 2000, self.done, 1.0)
+        return Growth(grows, held, self.each, self.done + grows + spread / 2, self.done + self.age, spread, same)
 
 
 class Engine:
@@ -144,12 +153,12 @@ class Engine:
     def __init__(self, seed: int, kinds: list[tuple[float, float]]) -> None:
         self.rng, self.kinds = random.Random(seed), kinds
         self.forecast = KvForecast()
-        self.running: dict[Sequence, Growing] = {}
+        self.running: dict[Sequence, Growth] = {}
 
     def note(self, sequence: Sequence) -> None:
         if sequence in self.running:
             self.forecast.remove(self.running[sequence])
-        self.running[sequence] = sequence.growing()
+        self.running[sequence] = sequence.growth()
         self.forecast.add(self.running[sequence])
 
     def new(self) -> Sequence:
@@ -160,9 +169,9 @@ class Engine:
         self.forecast.clock += 1.0
         for sequence in self.running:
             sequence.done += 1
-        due = {id(growing) for growing in self.forecast.due()}
-        for sequence, growing in list(self.running.items()):
-            if id(growing) in due:
+        due = {id(growth) for growth in self.forecast.due()}
+        for sequence, growth in list(self.running.items()):
+            if id(growth) in due:
                 self.note(sequence)
             mean = (sequence.reserved - sequence.expected) / LATE
             if sequence.done > sequence.expected - mean and self.rng.random() < 1 / max(mean, 1.0):
@@ -185,12 +194,12 @@ def test_what_is_kept_is_what_would_be_made_anew(kinds: str, most: int) -> None:
     for number in range(900):
         engine.step(most)
         if number % 50 == 49:
-            candidate, requests = engine.new().growing(), [sequence.growing() for sequence in engine.running]
+            candidate, requests = engine.new().growth(), [sequence.growth() for sequence in engine.running]
             peaks.append(engine.forecast.peak_with(candidate, 3.0) / exact_peak(requests, candidate, 3.0))
             held = sum(request.held for request in requests)
             assert engine.forecast.held() == pytest.approx(held)
             for part in (0.6, 0.8, 0.9, 1.0, 1.1, 1.3, 2.0):
-                is_level = engine.forecast.is_level_with(candidate, part * held)
+                is_level = engine.forecast.keeps_pace(candidate, part * held)
                 lead += is_level != is_exactly_level(requests, candidate, part * held)
     assert min(peaks) > 0.985, peaks
     assert max(peaks) < 1.03, peaks
@@ -202,23 +211,23 @@ def test_a_forecast_that_has_forgotten_everything_is_as_new() -> None:
     engine = Engine(1, KINDS["some of each"])
     for _ in range(500):
         engine.step(100)
-    for growing in engine.running.values():
-        engine.forecast.remove(growing)
+    for growth in engine.running.values():
+        engine.forecast.remove(growth)
     assert engine.forecast.held() == 0.0
     assert not engine.forecast.due()
-    candidate = engine.new().growing()
+    candidate = engine.new().growth()
     assert engine.forecast.peak_with(candidate) == KvForecast().peak_with(candidate)
-    assert engine.forecast.is_level_with(candidate, 1000.0)
+    assert engine.forecast.keeps_pace(candidate, 1000.0)
 
 
 def test_a_question_that_was_refused_is_refused_again_until_something_ends() -> None:
     engine = Engine(2, KINDS["some of each"])
     for _ in range(500):
         engine.step(100)
-    candidate = engine.new().growing()
+    candidate = engine.new().growth()
     limit = engine.forecast.peak_with(candidate) - 1.0
     for _ in range(2):
         assert engine.forecast.peak_with(candidate, 0.0, limit) > limit
-    for growing in list(engine.running.values())[:20]:
-        engine.forecast.remove(growing)
+    for growth in list(engine.running.values())[:20]:
+        engine.forecast.remove(growth)
     assert engine.forecast.peak_with(candidate, 0.0, limit) <= limit

@@ -54,7 +54,7 @@ def test_no_request_waits_inside_an_engine_unless_it_may_have_more_slots_than_we
     assert fill(engine(20), prompt=1) == 20
     assert fill(engine(20, max_concurrency=5), prompt=1) == 5, "the configured concurrency is never exceeded"
     learned = engine(None)
-    learned.slots.refused(6)
+    learned.slots.learn_from_refusal(6)
     assert learned.slots.most() == 6 + SETTINGS.waiting_target
     learned.slots.raise_to(8)
     assert learned.slots.most() == 8 + SETTINGS.waiting_target
@@ -201,7 +201,7 @@ def test_each_refusal_in_a_row_doubles_the_pause_up_to_its_bound() -> None:
     ledger, now, pauses = engine(None), 0.0, []
     for _ in range(8):
         for later_s in (0.0, 0.01, 0.02):  # those that were sent together say no more than one does
-            ledger.refused(now + later_s)
+            ledger.back_off(now + later_s)
         assert obstacle(ledger, now=now) == "closed"
         opens_s = ledger.opens_s(make_request(), Obstacle.CLOSED, now)
         assert obstacle(ledger, now=opens_s) is None
@@ -209,7 +209,7 @@ def test_each_refusal_in_a_row_doubles_the_pause_up_to_its_bound() -> None:
         now = opens_s
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
     start(ledger, make_request(), now)
-    ledger.refused(now)
+    ledger.back_off(now)
     assert ledger.opens_s(make_request(), Obstacle.CLOSED, now) == pytest.approx(now + 0.1), "a start ends the row"
 
 
@@ -261,13 +261,13 @@ def test_what_ended_while_a_page_was_under_way_is_nobody_else_s() -> None:
 def test_an_answer_that_outgrows_its_reserve_takes_more_of_the_ledger() -> None:
     ledger = engine(None)
     lease = start(ledger, make_request(prompt=100, output_max=1000, reserved=50))
-    assert lease.held_tokens == 158
+    assert lease.footprint_tokens == 158
     lease.output_tokens = 40
     ledger.kv.regrown(lease, 0.0)
-    assert lease.held_tokens == 158
+    assert lease.footprint_tokens == 158
     lease.output_tokens = 80
     ledger.kv.regrown(lease, 0.0)
-    assert lease.held_tokens == 208, "a quarter of what it has taken, on top"
+    assert lease.footprint_tokens == 208, "a quarter of what it has taken, on top"
     ledger.remove(lease, 1.0)
     assert (ledger.kv.held_tokens, ledger.sequences, len(ledger.starting)) == (0, 0, 0)
 
@@ -277,7 +277,7 @@ def test_full_means_the_slots_that_run(running: int, slots: int | None) -> None:
     ledger = engine(None)
     for _ in range(running):
         start(ledger, make_request())
-    ledger.refused(0.0, full_for=start(ledger, make_request(), started=False))
+    ledger.back_off(0.0, full_for=start(ledger, make_request(), started=False))
     assert (ledger.slots.count, ledger.slots.known()) == (slots or FIRST_SLOTS, slots)
 
 

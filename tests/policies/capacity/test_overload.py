@@ -18,7 +18,7 @@ from policies.capacity.overload import Overload, OverloadSettings
 from policies.interactions import Interactions, InteractionSettings
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
-from policies.request import Claim, Refusal, ServiceTokens
+from policies.request import Claim, RejectReason, ServiceTokens
 from tests.policies.making import make_request, pool_of, rejected
 
 CAPACITY_TOKENS = 1000
@@ -131,7 +131,7 @@ def test_starts_beyond_a_limit_are_refused_only_while_the_kv_cache_is_overloaded
     ids = pool.fill("a")
     assert len(ids) > 5, "far more starts than the limit, and none was refused"
     refused = pool.ask("a")
-    assert (refused.reason, refused.limit.name) == (Refusal.OVER_USER_LIMIT, "user_starts")
+    assert (refused.reason, refused.limit.name) == (RejectReason.OVER_USER_LIMIT, "user_starts")
     assert 1.0 <= refused.retry_after_s <= 65.0
     assert pool.ask("b") is None, "who is under the limits is queued"
     pressure = pool.engine.pressure(pool.now)

@@ -73,7 +73,7 @@ def test_what_is_parked_is_of_the_tenant_that_holds_most_for_its_weight() -> Non
     for tenant, weight, prompt in (("a", 4.0, 6000), ("b", 1.0, 3000), ("b", 1.0, 100), ("c", 1.0, 2000)):
         request = make_request(tenant, weight=weight, prompt=prompt, claim=Claim(f"{tenant}{prompt}", explicit=True))
         tree.arrived(request, weight)
-        found.kinds.of(request).return_rate.learn(1.0)
+        found.kinds.get_or_create(request).return_rate.learn(1.0)
         interaction = request.progress.interaction = Interaction(tenant, ("", "", request.claim.id), 0.0)
         interaction.tokens = 1
         found.queued(request, 0.0)

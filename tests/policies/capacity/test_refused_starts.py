@@ -9,7 +9,7 @@ import pytest
 
 from policies.admission.decisions import Reject
 from policies.queue.bounds import QueueLimits
-from policies.request import Refusal, Request
+from policies.request import RejectReason, Request
 from tests.policies.agents import HOLD_S, Pool, call, full
 from tests.policies.making import make_request, rejected
 
@@ -76,7 +76,7 @@ def test_a_start_whose_time_in_the_queue_is_over_reads_when_it_is_its_turn() -> 
     assert pool.asks(last) == []
     pool.now += 75.0
     late = [one for one in pool.engine.woke(pool.now) if isinstance(one, Reject)]
-    assert rejected(late) == [(start.id, Refusal.QUEUE_TIMEOUT) for start in (*waiting, last)]
+    assert rejected(late) == [(start.id, RejectReason.QUEUE_TIMEOUT) for start in (*waiting, last)]
     turns = [one.retry_after_s / TURN_S for one in late]
     assert turns[0] == pytest.approx(4 + sqrt(4))
     assert turns == sorted(turns), "none loses its place"
@@ -98,7 +98,7 @@ def test_the_first_in_line_may_always_wait_and_so_may_a_start_with_room_and_a_ca
     assert not rejected(pool.engine.arrived(inside, pool.now))
     for start in (*waiting, small):
         pool.engine.cancelled(start.id, pool.now)
-    assert pool.engine.requests.waiting.places.kept["a"], "a place is kept"
+    assert pool.engine.requests.waiting.places.counts["a"], "a place is kept"
     first = call("a", "first", 9000, user="zzz")
     assert pool.asks(first) == []
     assert pool.engine.explain(first.id, pool.now) is not None
@@ -111,7 +111,7 @@ def test_places_are_forgotten_by_time() -> None:
         pool.engine.cancelled(start.id, pool.now)
     pool.now += 1.25 * wait_s + 1.0
     pool.asks(call("b", "b0", 100))
-    assert not pool.engine.requests.waiting.places.kept["a"]
+    assert not pool.engine.requests.waiting.places.counts["a"]
 
 
 def test_a_start_that_waits_for_a_slot_reads_when_engines_have_taken_what_waits() -> None:

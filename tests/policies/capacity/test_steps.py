@@ -59,7 +59,7 @@ def test_never_beyond_the_capacity_by_what_is_known(lengths: list[tuple[int, int
         )
         if ledger.obstacle(request, 0.0) is None:
             lease = start(ledger, request)
-            unsure += 0 if is_known else lease.held_tokens
+            unsure += 0 if is_known else lease.footprint_tokens
     # Nothing of this ends before something else has grown, but for shorter answers that make room for longer ones.
     held = sum(lease.request.prompt_tokens + 8 for lease in ledger.leases.values())
     assert held <= 8160 or len(ledger.leases) == 1

@@ -9,7 +9,7 @@ import pytest
 from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Obstacle
 from policies.queue.bounds import QueueLimits
-from policies.request import Claim, Refusal, ServiceTokens, Wait, of_batch
+from policies.request import Claim, RejectReason, ServiceTokens, Wait, of_batch
 from policies.tree.pool_tree import PoolTree
 from tests.policies.agents import HOLD_S, K, Pool, call, full, working_set
 from tests.policies.making import dispatched, make_request, pool_of, rejected
@@ -42,7 +42,7 @@ def test_a_tenant_that_holds_nothing_enters_without_room_one_in_each_time_that_t
     tree = PoolTree()
     found = working_set(tree)
     full, *starts = [call(tenant, tenant, 9000) for tenant in "abc"]
-    found.kinds.of(full).return_rate.learn(1.0)
+    found.kinds.get_or_create(full).return_rate.learn(1.0)
     for request in (full, *starts):
         tree.arrived(request, 1.0)
         request.progress.wait = Wait(0.0, "", 0.0)
@@ -108,7 +108,7 @@ def test_nothing_waits_before_the_cache_is_known_and_without_a_rate_a_context_is
     engine = pool_of("one", policy="fairserve", slots=64)
     engine.backend_changed("one", Gauges(0.0, running=0, waiting=0), 0.0)
     assert engine.working_set.hold_s == 0.0
-    engine.working_set.kinds.of(call("a", "a0", 3000)).return_rate.learn(1.0)
+    engine.working_set.kinds.get_or_create(call("a", "a0", 3000)).return_rate.learn(1.0)
     for number in range(3):
         assert dispatched(engine.arrived(call("a", f"a{number}", 3000), 0.0))
         engine.progressed(f"a{number}.0", 1, 0.0)
@@ -162,7 +162,7 @@ def test_a_start_that_would_wait_too_long_is_told_at_once_for_how_long() -> None
         pool.answers(call("a", f"s{number}", 9000))
         assert pool.after(HOLD_S) == [f"s{number + 1}.0"]
     (refused,) = pool.engine.arrived(call("a", "late", 9000), pool.now)
-    assert refused.reason is Refusal.WORKING_SET
+    assert refused.reason is RejectReason.WORKING_SET
     assert refused.retry_after_s == pytest.approx((5 + sqrt(5)) * 11.0, rel=0.01), (
         "four wait before it, and turns took 5 and three times 15 seconds; one more was expected to take 5"
     )
@@ -186,7 +186,7 @@ def test_weights_are_parts_of_the_cache() -> None:
     tree = PoolTree()
     found = working_set(tree)
     heavy, light = make_request("a", weight=4.0, prompt=9000), make_request("b", prompt=1000)
-    found.kinds.of(heavy).return_rate.learn(1.0)
+    found.kinds.get_or_create(heavy).return_rate.learn(1.0)
     for request in (heavy, light):
         tree.arrived(request, request.weight)
         found.queued(request, 0.0)

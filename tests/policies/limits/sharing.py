@@ -5,11 +5,11 @@ from __future__ import annotations
 from policies.limits.quotas import Quotas
 from policies.replicas.messages import ReplicaReport
 from policies.replicas.tallies import SharedQuotas
-from policies.request import Refused
+from policies.request import Rejection
 from tests.kit.typed_script_store import TypedScriptStore
 
 
-def limit_of(refused: Refused | None) -> str:
+def limit_of(refused: Rejection | None) -> str:
     """Return the name of the limit that refuses a request; "" if none does."""
     if refused is None:
         return ""

@@ -27,15 +27,15 @@ def test_the_limit_that_holds_is_named_with_its_group() -> None:
     quotas = grouped(Quota(tokens_per_minute=100, concurrent=1), own=Quota(tokens_per_day=10**6))
     request = make_request("t1", prompt=100)
     quotas.admitted(request, 0.0)
-    assert limit_of(quotas.refusal(make_request("t2", prompt=1), 0.0)) == "tokens (group research)"
+    assert limit_of(quotas.find_rejection(make_request("t2", prompt=1), 0.0)) == "tokens (group research)"
     assert {limit.name: limit.remaining for limit in quotas.standing("t2", 0.0)} == {
         "tokens_per_day": 10**6,
         "tokens (group research)": 0,
         "concurrent (group research)": 0,
     }
-    assert quotas.refusal(make_request("other", prompt=1000), 0.0) is None
+    assert quotas.find_rejection(make_request("other", prompt=1000), 0.0) is None
     quotas.ended(request, ServiceTokens(0, 0), 1.0)
-    assert quotas.refusal(make_request("t2", prompt=1), 1.0) is None
+    assert quotas.find_rejection(make_request("t2", prompt=1), 1.0) is None
     assert quotas.under_way == {}
 
 
@@ -63,9 +63,9 @@ def test_a_month_slides_over_its_days() -> None:
         request = make_request("a", prompt=BUDGET // 2)
         quotas.admitted(request, MONTH_S - day * DAY_S)
         quotas.ended(request, ServiceTokens(BUDGET // 2, 0), MONTH_S - day * DAY_S)
-    assert quotas.refusal(make_request("a", prompt=1), MONTH_S) is not None
-    assert quotas.refusal(make_request("a", prompt=BUDGET // 2), MONTH_S + 15 * DAY_S) is None
-    refused = quotas.refusal(make_request("a", prompt=BUDGET), MONTH_S + 15 * DAY_S)
+    assert quotas.find_rejection(make_request("a", prompt=1), MONTH_S) is not None
+    assert quotas.find_rejection(make_request("a", prompt=BUDGET // 2), MONTH_S + 15 * DAY_S) is None
+    refused = quotas.find_rejection(make_request("a", prompt=BUDGET), MONTH_S + 15 * DAY_S)
     assert refused.retry_after_s == pytest.approx(14.5 * DAY_S)
 
 
@@ -115,7 +115,7 @@ def test_replicas_keep_the_month_of_a_group_together(seed: int) -> None:
             quotas, asked = gateway.quotas, list[Request]()
             for _ in range(chance.randrange(4)):
                 request = make_request(f"t{chance.randrange(100)}", prompt=chance.choice((10, 100)))
-                if quotas.refusal(request, now) is not None:
+                if quotas.find_rejection(request, now) is not None:
                     continue
                 is_sure = gateway.shared.is_sure(request, now)
                 quotas.admitted(request, now)
@@ -126,7 +126,7 @@ def test_replicas_keep_the_month_of_a_group_together(seed: int) -> None:
                     asked.append(request)
             gateway.tells(now)
             for request in reversed(asked):
-                if quotas.refusal(request, now, is_counted=True) is not None:
+                if quotas.find_rejection(request, now, is_counted=True) is not None:
                     quotas.withdrawn(request, now)
                 else:
                     taken += request.prompt_tokens
@@ -139,9 +139,9 @@ def test_replicas_keep_what_a_group_may_have_at_once_together() -> None:
     for tenant in ("t1", "t2"):
         one.quotas.admitted(make_request(of_batch(tenant)), 0.0)
     two.receive([], 2, one.usage())
-    assert two.quotas.refusal(make_request("t3"), 0.0) is None
+    assert two.quotas.find_rejection(make_request("t3"), 0.0) is None
     two.quotas.admitted(make_request("t3"), 0.0)
-    assert limit_of(two.quotas.refusal(make_request("t4"), 0.0)) == "concurrent (group research)"
+    assert limit_of(two.quotas.find_rejection(make_request("t4"), 0.0)) == "concurrent (group research)"
 
 
 def test_a_key_and_a_model_have_limits_of_their_own() -> None:
@@ -155,7 +155,7 @@ def test_a_key_and_a_model_have_limits_of_their_own() -> None:
 
     def asks(tenant: str, key: str, model: str) -> str:
         request = make_request(tenant, quota_names=quotas.names(tenant, key, model))
-        refused = quotas.refusal(request, 0.0)
+        refused = quotas.find_rejection(request, 0.0)
         if refused is None:
             quotas.admitted(request, 0.0)
         return limit_of(refused)
@@ -185,8 +185,8 @@ def test_the_common_limits_of_a_model_are_of_each_tenant_that_has_the_common_one
     request = make_request("a", quota_names=quotas.names("a", "k", "m"))
     quotas.admitted(request, 0.0)
     quotas.ended(request, ServiceTokens(0, 0), 6.0, 6.0)
-    assert limit_of(quotas.refusal(request, 6.0)) == "engine_seconds_per_day (model m)"
-    assert quotas.refusal(make_request("a"), 6.0) is None
+    assert limit_of(quotas.find_rejection(request, 6.0)) == "engine_seconds_per_day (model m)"
+    assert quotas.find_rejection(make_request("a"), 6.0) is None
     assert not Quotas(of_models={"m": Quota(concurrent=1)}).is_off
     assert Quotas(of_models={"m": Quota(requests_per_month=1)}).longest.window.longest_s == MONTH_S * 61 / 60
 
@@ -200,10 +200,10 @@ def test_what_is_issued_holds_beside_what_is_configured_and_over_a_reload() -> N
         quotas.set(Quotas(tenants={"  named": Quota(concurrent=2)}))
     request = make_request("t", quota_names=("  k", "  k m"))
     quotas.admitted(request, 0.0)
-    assert quotas.refusal(request, 0.0) is not None
+    assert quotas.find_rejection(request, 0.0) is not None
     quotas.set_issued({})
     assert quotas.names("t", "k", "m") == ()
-    assert quotas.refusal(request, 0.0) is None, "a key that is gone has no limit, and not that of tenants either"
+    assert quotas.find_rejection(request, 0.0) is None, "a key that is gone has no limit, nor that of tenants"
     assert not quotas.is_off
     quotas.set(Quotas())
     assert quotas.is_off

@@ -14,7 +14,7 @@ from policies.limits.sliding_counts import PARTS, SlidingCounts, rolling
 from policies.limits.throttle import Ceilings, Throttle, ThrottleSettings
 from policies.recent import given_up
 from policies.replicas.messages import BUCKETS_MAX
-from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens
+from policies.request import CALM, Pressure, Rejection, RejectReason, Request, ServiceTokens
 from tests.policies.limits.sharing import limit_of
 from tests.policies.making import make_request
 
@@ -78,7 +78,7 @@ def test_who_asks_all_the_time_gets_nearly_all_of_the_limit() -> None:
     quotas = Quotas(Quota(requests_per_minute=60))
     served = 0
     for number in range(36_000):
-        if quotas.refusal(make_request("a"), number / 10) is None:
+        if quotas.find_rejection(make_request("a"), number / 10) is None:
             quotas.admitted(make_request("a"), number / 10)
             served += 1
     assert 3600 / 1.02 <= served <= 3600
@@ -93,12 +93,12 @@ def test_an_earlier_bucket_takes_what_is_given_back_and_what_others_say() -> Non
     counts.add("a", (0, -7, 0, 0), 7)
     counts.add("a", (0, 2, 0, 0), 6)
     counts.add("a", (0, -8, 0, 0), 3)
-    assert [counts.of("a", bucket)[1] for bucket in range(3, 10)] == [0, 0, 5, 2, 0, 0, 9]
+    assert [counts.measures("a", bucket)[1] for bucket in range(3, 10)] == [0, 0, 5, 2, 0, 0, 9]
     assert (counts.last("a"), counts.last("b")) == (9, None)
     counts.pending = {"a": {9: [0, 4, 0, 0, 1]}}
     counts.apply_reply("a", 8, (0, 3, 0, 0))
     counts.apply_reply("a", 9, (0, 20, 0, 0))
-    assert [counts.of("a", bucket)[1] for bucket in (8, 9)] == [3, 24]
+    assert [counts.measures("a", bucket)[1] for bucket in (8, 9)] == [3, 24]
     assert counts.sums("a")[1] == 5 + 2 + 3 + 24
     assert counts.answered("a") == 9
     counts.at(66.0)
@@ -162,10 +162,10 @@ def throttle(user: Ceilings = NO_LIMITS, app_user: Ceilings = NO_LIMITS, app: Ce
 
 def start(
     one: Throttle, now: float, pressure: Pressure = OVERLOADED, *, inside: bool = False, request: Request | None = None
-) -> Refused | None:
+) -> Rejection | None:
     request = request or make_request("a")
     request.progress.inside = inside
-    refused = one.refusal(request, now, pressure)
+    refused = one.find_rejection(request, now, pressure)
     if refused is None:
         one.count(request, now)
     return refused
@@ -175,7 +175,7 @@ def test_a_start_beyond_its_limit_is_refused_under_overload_and_says_until_when(
     one = throttle(Ceilings(starts=3))
     assert [start(one, 0.0) for _ in range(3)] == [None, None, None]
     refused = start(one, 0.0)
-    assert (refused.reason, *refused.limit[:3]) == (Refusal.OVER_USER_LIMIT, "user_starts", 3, 0)
+    assert (refused.reason, *refused.limit[:3]) == (RejectReason.OVER_USER_LIMIT, "user_starts", 3, 0)
     assert refused.retry_after_s == refused.limit.reset_s
     for second in range(1, int(refused.limit.reset_s)):
         assert start(one, float(second)) is not None, "and no attempt meanwhile counts"
@@ -191,12 +191,12 @@ def test_nothing_is_refused_whatever_the_counts(pressure: Pressure, inside: bool
 @pytest.mark.parametrize(
     ("level", "name", "reason"),
     [
-        ("user", "user_tokens", Refusal.OVER_USER_LIMIT),
-        ("app_user", "app_user_tokens", Refusal.OVER_USER_LIMIT),
-        ("app", "app_tokens", Refusal.OVER_APP_LIMIT),
+        ("user", "user_tokens", RejectReason.OVER_USER_LIMIT),
+        ("app_user", "app_user_tokens", RejectReason.OVER_USER_LIMIT),
+        ("app", "app_tokens", RejectReason.OVER_APP_LIMIT),
     ],
 )
-def test_tokens_count_with_what_was_answered(level: str, name: str, reason: Refusal) -> None:
+def test_tokens_count_with_what_was_answered(level: str, name: str, reason: RejectReason) -> None:
     one = throttle(**{level: Ceilings(tokens=1000)})
     request = make_request("a", prompt=10)
     assert start(one, 0.0, request=request) is None
@@ -211,7 +211,7 @@ def test_one_user_of_an_app_cannot_use_up_what_the_others_may_have() -> None:
         assert start(one, 0.0, request=make_request("a", user=f"u{user}")) is None
     outcomes = [start(one, 0.0, request=make_request("a", user="greedy")) for _ in range(40)]
     assert outcomes[-1] is not None
-    assert outcomes[-1].reason is Refusal.OVER_APP_LIMIT
+    assert outcomes[-1].reason is RejectReason.OVER_APP_LIMIT
     for user in range(4):
         assert start(one, 0.0, request=make_request("a", user=f"u{user}")) is None
 
@@ -240,10 +240,10 @@ def test_a_call_inside_is_no_start_and_what_a_request_did_not_take_stays_counted
 def test_the_last_place_of_a_concurrent_limit_is_given_once() -> None:
     quotas = Quotas(Quota(concurrent=2))
     quotas.under_way_elsewhere = {"t": 1}
-    assert quotas.refusal(make_request("t"), 0.0) is None
+    assert quotas.find_rejection(make_request("t"), 0.0) is None
     quotas.admitted(make_request("t"), 0.0)
-    assert quotas.refusal(make_request("t"), 0.0) is not None
-    assert quotas.refusal(make_request("t"), 0.0, is_counted=True) is None, "counted already"
+    assert quotas.find_rejection(make_request("t"), 0.0) is not None
+    assert quotas.find_rejection(make_request("t"), 0.0, is_counted=True) is None, "counted already"
 
 
 # --- leaky counts: so much at once, and after that so much per second ---

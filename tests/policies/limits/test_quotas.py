@@ -75,7 +75,7 @@ def test_each_bucket_counts_what_was_taken_in_it_and_no_minute_has_more_than_its
         else:
             tenant, estimate = event
             request = make_request(tenant, prompt=estimate)
-            if quotas.refusal(request, now) is None:
+            if quotas.find_rejection(request, now) is None:
                 quotas.admitted(request, now)
                 under_way.append((request, now))
                 add(tenant, now, 1, estimate)
@@ -84,7 +84,7 @@ def test_each_bucket_counts_what_was_taken_in_it_and_no_minute_has_more_than_its
             for tenant in "ab":
                 for bucket in range(counts.oldest, counts.bucket + 1):
                     sums = expected[window_s, tenant, bucket]
-                    assert [*counts.of(tenant, bucket)[1:3]] == sums
+                    assert [*counts.measures(tenant, bucket)[1:3]] == sums
                     assert min(sums) >= 0
         assert quotas.under_way == Counter(request.flow.tenant for request, _ in under_way)
     taken += [(request.flow.tenant, then, request.prompt_tokens) for request, then in under_way]
@@ -97,7 +97,7 @@ def test_what_a_request_takes_beyond_its_estimate_counts_when_it_ends() -> None:
     request = make_request(prompt=10)
     quotas.admitted(request, 0.0)
     quotas.ended(request, ServiceTokens(100, 0), 130.0)
-    assert quotas.refusal(make_request(prompt=20), 131.0) is not None
+    assert quotas.find_rejection(make_request(prompt=20), 131.0) is not None
 
 
 def test_seconds_at_engines_count_for_each_answer_of_a_request_when_it_ends() -> None:
@@ -108,13 +108,13 @@ def test_seconds_at_engines_count_for_each_answer_of_a_request_when_it_ends() ->
     quotas.ended(request, ServiceTokens(request.prompt_tokens, 0), 4.0, ran_s=4.0)
     assert [limit.remaining for limit in quotas.standing("t", 4.0)] == [4, 84]
     second = make_request("t")
-    assert quotas.refusal(second, 4.0) is None
+    assert quotas.find_rejection(second, 4.0) is None
     quotas.admitted(second, 4.0)
     quotas.ended(second, ServiceTokens(0, 0), 14.0, ran_s=4.0)
-    refused = quotas.refusal(make_request("t"), 14.0)
+    refused = quotas.find_rejection(make_request("t"), 14.0)
     assert limit_of(refused) == "engine_seconds"
-    assert quotas.refusal(make_request("other"), 14.0) is None
-    assert quotas.refusal(make_request("t"), 15.0 + refused.retry_after_s) is None
+    assert quotas.find_rejection(make_request("other"), 14.0) is None
+    assert quotas.find_rejection(make_request("t"), 15.0 + refused.retry_after_s) is None
 
 
 def test_of_a_request_that_came_back_the_engine_that_served_it_counts() -> None:

@@ -171,7 +171,7 @@ class FullNode(Room):
 
     is_full = True
 
-    def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
+    def find_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
         if not self.is_full and request.flow.tenant != "a":
             return (ledger_of(),)
         blocked = Blocked(request, {"b": Obstacle.CEILING if self.is_full else Obstacle.WORKING_SET})

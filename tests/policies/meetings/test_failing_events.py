@@ -10,7 +10,7 @@ import pytest
 from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
 from policies.limits.quotas import Quota, Quotas
-from policies.request import Flow, Refusal, Request
+from policies.request import Flow, RejectReason, Request
 from policies.tree.terms import ROOT
 from tests.policies.making import SilentGateways
 from tests.policies.meetings.world import World, tree
@@ -67,8 +67,8 @@ BAD: dict[str, Request] = {}
         "policy.push", "policy.charge", "requests.tree.arrived", "requests.tree.run",
         "requests.tree.left", "working_set.queued", "working_set.dispatched", "working_set.left",
         "working_set.has_room", "quotas.admitted", "quotas.ended", "requests.lengths.learn", "backends.e.add",
-        "backends.e.remove", "interactions.admitted", "interactions.served", "room.with_room",
-        "requests.preemption.dispatched", "requests.expected_waits.began", "requests.expected_waits.dispatched",
+        "backends.e.remove", "interactions.admitted", "interactions.served", "room.find_room",
+        "requests.preemption.dispatched", "requests.expected_waits.count_arrival", "requests.expected_waits.dispatched",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("batch", [False, True])
@@ -97,7 +97,7 @@ def test_wherever_an_event_fails_only_its_request_does(
     world.run(18)
     assert len([one for one in world.asked.values() if one.outcome == "completed"]) > now + 30
     refused = [one.request.id for one in world.asked.values() if one.outcome not in ("completed", "")]
-    assert refused == [] or (len(refused) == 1 and world.asked[refused[0]].outcome == Refusal.INTERNAL_ERROR)
+    assert refused == [] or (len(refused) == 1 and world.asked[refused[0]].outcome == RejectReason.INTERNAL_ERROR)
     assert books(engine) == expected_books(world)
 
 
@@ -131,7 +131,7 @@ def expected_books(world: World) -> dict[str, object]:
     open_ = [one for one in world.asked.values() if not one.outcome]
     running = sorted(one.request.id for one in open_ if one.went_s is not None)
     waiting, ledger = len(open_) - len(running), world.engine.backends["e"]
-    tokens = sum(lease.held_tokens for lease in ledger.leases.values())
+    tokens = sum(lease.footprint_tokens for lease in ledger.leases.values())
     return {
         "queued": waiting, "waiting": waiting, "leases": running, "at the engine": running, "sequences": len(running),
         "tokens": tokens,

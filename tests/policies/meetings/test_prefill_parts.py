@@ -13,7 +13,7 @@ from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.pace import PrefillLead
 from policies.placements.prefill_parts import PrefillParts
-from policies.queue.counters import Counters, Member
+from policies.queue.counters import CounterMember, Counters
 from policies.request import Flow, Request
 from policies.tree.terms import ROOT
 from tests.policies.meetings.prefill_flood import H100, HONEST, MEDIUM, STREAMS, Clients, of_alone, serve
@@ -207,8 +207,8 @@ def test_a_lead_is_not_paid_for_the_time_before_it_began() -> None:
 
 def test_a_tenant_that_is_held_still_raises_those_who_begin_to_wait() -> None:
     """Else a tenant whose answers run would save up service for as long as others are held because of it."""
-    counters: Counters[Member] = Counters()
-    held, honest = Member(("flood",)), Member(("honest",))
+    counters: Counters[CounterMember] = Counters()
+    held, honest = CounterMember(("flood",)), CounterMember(("honest",))
     held.counter = 900.0
     for member in (honest, held):
         counters.queued(member)

@@ -107,8 +107,8 @@ class Small(Room):
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
 
-    def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
-        return self.blocked_at(request, "b") or super().with_room(request)
+    def find_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
+        return self.blocked_at(request, "b") or super().find_room(request)
 
     def blocked_at(self, request: Request, engine: str) -> Blocked | None:
         return None if request.prompt_tokens <= self.tokens else Blocked(request, {engine: Obstacle.KV})

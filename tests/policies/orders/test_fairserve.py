@@ -15,7 +15,7 @@ from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.fairserve import FairServe, FairServeParams
 from policies.orders.profiles import NEUTRAL, CostProfiles
 from policies.placements.placement_entries import PLACEMENTS
-from policies.request import Pressure, Refusal, Request, ServiceTokens
+from policies.request import Pressure, RejectReason, Request, ServiceTokens
 from tests.policies.making import NoRoom, make_request
 from tests.policies.orders.claims import knows, pop
 
@@ -208,7 +208,7 @@ def test_limits_refuse_under_every_placement(placement: str) -> None:
     policy, admitted = named_policy("fairserve", placement=placement, throttle=throttle), 0
     for _ in range(200):
         request = make_request("flood")
-        if policy.order.refusal(request, 0.0, Pressure(True, "full")) is None:
+        if policy.order.find_rejection(request, 0.0, Pressure(True, "full")) is None:
             admitted += 1
             policy.push(request, 0.0)
             policy.pop(0.0, NoRoom())
@@ -220,11 +220,11 @@ def test_without_a_limit_nothing_is_counted_and_with_one_all_queues_count_togeth
     for number in range(3):
         free.push(make_request("a", user=f"u{number}"), 0.0)
     assert (free.throttle, free.counts) == (None, {})
-    assert free.refusal(make_request("a"), 0.0, Pressure(True, "full")) is None
+    assert free.find_rejection(make_request("a"), 0.0, Pressure(True, "full")) is None
     limited = FairServe(FairServeParams(throttle=ThrottleSettings(user=Ceilings(starts=1))))
     assert limited.beside("one").counts is limited.counts != {}
-    limited.resume(free)
-    free.resume(limited)
+    limited.take_over(free)
+    free.take_over(limited)
     assert free.counts == {}
 
 
@@ -275,7 +275,7 @@ def test_a_request_that_comes_back_is_counted_once_and_a_call_beyond_a_limit_doe
 
 def test_a_start_that_has_waited_elsewhere_goes_first() -> None:
     policy, back = named_policy("fairserve"), make_request("b")
-    back.progress.came_back = Refusal.WORKING_SET
+    back.progress.came_back = RejectReason.WORKING_SET
     push(policy, make_request("a"))
     push(policy, back)
     assert pop(policy) is back

@@ -82,7 +82,7 @@ def test_what_nobody_has_meets_and_what_says_nothing_goes_where_least_runs() -> 
 
 
 class OnlyX(Room):
-    def with_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
+    def find_room(self, request: Request, but: str | None = None) -> Sequence[BackendLedger] | Blocked:
         return (ledger_of("x"),)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.queue.bounds import PLACES_MAX, BoundedQueue, QueueLimits
-from policies.request import Refusal, Request
+from policies.request import RejectReason, Request
 from tests.policies.making import make_request
 
 LIMITS = QueueLimits(queue_requests_max=6, queue_bytes_max=100)
@@ -72,7 +72,7 @@ def call(tenant: str, body_bytes: int = 0, *, weight: float = 1.0, inside: bool 
 def came_back(tenant: str) -> Request:
     """It was refused, and came back when it was told to."""
     request = make_request(tenant)
-    request.progress.came_back = Refusal.QUEUE_FULL
+    request.progress.came_back = RejectReason.QUEUE_FULL
     return request
 
 
@@ -167,11 +167,11 @@ def test_who_was_refused_finds_room_when_it_comes_back_and_nobody_takes_it() -> 
     for _ in range(20):
         enter(room, make_request("a"))
     assert enter(room, early) is None
-    wait_s = room.comes_back_in(early, Refusal.QUEUE_FULL, 10.0, 0.0)
+    wait_s = room.comes_back_in(early, RejectReason.QUEUE_FULL, 10.0, 0.0)
     assert wait_s == 10.0
     after_one_more_s = 10.0 * 22 / 21
-    assert room.comes_back_in(late, Refusal.QUEUE_FULL, 10.0, 0.0) == pytest.approx(after_one_more_s)
-    assert room.comes_back_in(early, Refusal.QUEUE_FULL, 99.0, 4.0) == 6.0, "it came too early, and may come then"
+    assert room.comes_back_in(late, RejectReason.QUEUE_FULL, 10.0, 0.0) == pytest.approx(after_one_more_s)
+    assert room.comes_back_in(early, RejectReason.QUEUE_FULL, 99.0, 4.0) == 6.0, "it came too early, and may come then"
     for request in list(room.requests.values())[:2]:
         room.remove(request)
     assert room.evictions_for(make_request("a"), 9.0) is None, "18 of 20 wait, and a tenth is kept free"
@@ -184,14 +184,14 @@ def test_who_was_refused_finds_room_when_it_comes_back_and_nobody_takes_it() -> 
 def test_the_places_that_are_kept_are_bounded() -> None:
     room = BoundedQueue(LIMITS)
     for number in range(PLACES_MAX + 1):
-        assert room.comes_back_in(make_request("a", prompt=number), Refusal.QUEUE_FULL, 10.0, 0.0) >= 10.0
+        assert room.comes_back_in(make_request("a", prompt=number), RejectReason.QUEUE_FULL, 10.0, 0.0) >= 10.0
     assert len(room.places.due) == PLACES_MAX
 
 
 def test_a_place_is_kept_for_a_quarter_longer_than_its_wait() -> None:
     room, kept = BoundedQueue(LIMITS), []
-    room.comes_back_in(make_request("a"), Refusal.QUEUE_FULL, 8.0, 0.0)
+    room.comes_back_in(make_request("a"), RejectReason.QUEUE_FULL, 8.0, 0.0)
     for now in (8.0, 9.9, 10.0):
         room.places.expire(now)
-        kept.append(room.places.kept["a"])
+        kept.append(room.places.counts["a"])
     assert kept == [1, 1, 0]

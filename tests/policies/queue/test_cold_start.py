@@ -11,7 +11,7 @@ from policies.admission.takeover import adopt, read, snapshot, stranded
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.queue.cold_start import ColdStartEstimator
-from policies.request import Flow, Refusal, Request, ServiceTokens
+from policies.request import Flow, RejectReason, Request, ServiceTokens
 from tests.policies.making import dispatched, make_request, pool_of, rejected, told_wait
 from tests.policies.meetings.world import World, part_right, told_and_true
 
@@ -46,7 +46,7 @@ def starts(engine: AdmissionEngine, wanted_s: float, took_s: float) -> None:
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_without_a_bound_requests_are_refused_and_with_one_they_wait(policy: str) -> None:
-    assert rejected(engine_of(policy, 0.0).arrived(make_request(id="x"), 0.0)) == [("x", Refusal.NO_BACKEND)]
+    assert rejected(engine_of(policy, 0.0).arrived(make_request(id="x"), 0.0)) == [("x", RejectReason.NO_BACKEND)]
     engine = engine_of(policy)
     assert list(engine.arrived(make_request(), 0.0)) == []
     assert engine.queued == 1
@@ -74,7 +74,7 @@ def test_a_request_waits_as_long_as_usual_beside_the_start() -> None:
     engine.arrived(make_request(id="x"), 0.0)
     assert engine.next_wakeup() == START_S_MAX + LIMITS.queue_wait_s_max
     assert list(engine.woke(START_S_MAX + LIMITS.queue_wait_s_max - 1.0)) == []
-    assert rejected(engine.woke(START_S_MAX + LIMITS.queue_wait_s_max)) == [("x", Refusal.NO_BACKEND)]
+    assert rejected(engine.woke(START_S_MAX + LIMITS.queue_wait_s_max)) == [("x", RejectReason.NO_BACKEND)]
     engine.backend_changed("one", True, 1000.0)
     for _ in range(SLOTS + engine.capacity.waiting_target + 1):
         engine.arrived(request := make_request(arrived_s=1000.0), 1000.0)
@@ -89,7 +89,7 @@ def test_no_request_waits_longer_than_its_client_says() -> None:
     not_willing = Request("not willing", Flow("a"), 1.0, 10, 100, 100.0, wait_s_max=5.0)
     assert list(engine.arrived(willing, 100.0)) == []
     assert willing.progress.deadline_s == 115.0
-    assert rejected(engine.arrived(not_willing, 100.0)) == [("not willing", Refusal.WAIT_TOO_LONG)]
+    assert rejected(engine.arrived(not_willing, 100.0)) == [("not willing", RejectReason.WAIT_TOO_LONG)]
 
 
 def test_the_bound_is_told_until_a_start_was_seen_and_then_what_starts_took() -> None:

@@ -12,8 +12,8 @@ from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import CapacitySettings
 from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
-from policies.queue.expected_wait import GATES_MAX, PASSED, Expected, ExpectedWaits, Gate, GateState
-from policies.request import WAIT_S_MAX, Refusal, Request, ServiceTokens, Wait, of_batch
+from policies.queue.expected_wait import GATES_MAX, PASSED, ExpectedWaits, Gate, GateState, WaitEstimate
+from policies.request import WAIT_S_MAX, RejectReason, Request, ServiceTokens, Wait, of_batch
 from tests.policies.making import make_request, policy_with, pool_of, told_wait
 
 PATIENT = QueueLimits(queue_wait_s_max=1e6)
@@ -93,7 +93,7 @@ def test_who_is_refused_comes_back_when_it_would_be_served() -> None:
     engine = full(limits=replace(PATIENT, queue_requests_max=20))
     told = [told_s(engine) for _ in range(19)]
     [refused] = engine.arrived(make_request("a"), 1.0)
-    assert refused.reason is Refusal.QUEUE_FULL
+    assert refused.reason is RejectReason.QUEUE_FULL
     assert told[-1] < refused.retry_after_s < 2 * told[-1]
 
 
@@ -106,7 +106,7 @@ def test_a_client_that_is_not_willing_to_wait_so_long_is_refused_at_once_and_cha
         return list(engine.arrived(Request(f"w{wait_s_max}", flow, 1.0, 10, 100, 1.0, wait_s_max=wait_s_max), 1.0))
 
     [refused] = comes(waits_s / 2.2)
-    assert refused.reason is Refusal.WAIT_TOO_LONG
+    assert refused.reason is RejectReason.WAIT_TOO_LONG
     assert refused.retry_after_s == pytest.approx(max(1.0, told_s(engine)), rel=0.2)
     queued = engine.queued
     willing_s = 0.75 * waits_s
@@ -125,7 +125,7 @@ def place(queued: int, queues: int = 1, answer_s: float = 0.0) -> GateState:
     return GateState(Gate(False), None, queued, queues, 1, answer_s)
 
 
-def waiter(expected: Expected | None, since_s: float) -> Request:
+def waiter(expected: WaitEstimate | None, since_s: float) -> Request:
     """A request that waits since then."""
     request = make_request("a")
     request.progress.wait = Wait(since_s, "turn", 0.0)
@@ -135,7 +135,7 @@ def waiter(expected: Expected | None, since_s: float) -> Request:
 
 @pytest.mark.parametrize(("wait_s", "said"), [(4.9, "shorter"), (5.1, "right"), (19.9, "right"), (20.1, "longer")])
 def test_a_wait_from_half_to_twice_the_expected_one_is_right(wait_s: float, said: str) -> None:
-    waits, request = ExpectedWaits(), waiter(Expected(10.0, 100.0, 5.0, 0, Gate(False), True), 100.0)
+    waits, request = ExpectedWaits(), waiter(WaitEstimate(10.0, 100.0, 5.0, 0, Gate(False), True), 100.0)
     waits.dispatched(request, place(0), 100.0, 100.0 + wait_s)
     waits.dispatched(request, place(0), 100.0, 101.0)
     assert waits.counts() == {"right": 0, "longer": 0, "shorter": 0} | {said: 1}, "a second is too short to be counted"
@@ -233,7 +233,7 @@ def test_how_many_turns_come_true_is_learned(queues: int) -> None:
 @pytest.mark.parametrize(("turns", "gone"), [(5.0, 1000), (0.0, 0)])
 def test_nothing_is_learned_of_a_wait_that_began_in_another_pool_or_in_no_queue(turns: float, gone: int) -> None:
     told, waits = [], ExpectedWaits()
-    for expected in (None, Expected(10.0, 0.0, turns, gone, Gate(False), True)):
+    for expected in (None, WaitEstimate(10.0, 0.0, turns, gone, Gate(False), True)):
         waits = ExpectedWaits()
         waits.dispatched(waiter(expected, 0.0), place(5), 0.0, 9.0)
         told.append(waits.of(make_request("a"), place(5), 9.0, comes=False).wait_s)
@@ -325,5 +325,5 @@ def test_a_client_that_comes_back_is_known_by_its_refusal() -> None:
     [refused] = engine.arrived(make_request("running"), 1.0)
     engine.cancelled(next(iter(engine.requests.waiting.requests)), 1.0)
     engine.arrived(back := make_request("running"), 1.0)
-    assert refused.reason is Refusal.QUEUE_FULL
-    assert back.progress.came_back is Refusal.QUEUE_FULL
+    assert refused.reason is RejectReason.QUEUE_FULL
+    assert back.progress.came_back is RejectReason.QUEUE_FULL

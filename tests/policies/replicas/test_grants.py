@@ -40,7 +40,7 @@ def test_the_average_of_grants_for_whole_requests_has_room_for_half_a_one_more()
     lease = Lease(make_request(prompt=1000), "e", 1.0)
     ledger.add(lease)
     grants.cut_off(2)
-    assert ledger.allowance.kv_tokens == 5000 + round(lease.held_tokens / 2)
+    assert ledger.allowance.kv_tokens == 5000 + round(lease.footprint_tokens / 2)
 
 
 def test_a_report_says_what_the_next_request_needs_and_how_many_the_engine_runs() -> None:

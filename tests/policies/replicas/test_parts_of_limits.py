@@ -31,7 +31,7 @@ def told(gateways: int) -> list[SharedQuotas]:
 def admitted(shared: SharedQuotas, *, asks: bool) -> int:
     """How many more requests does it admit, or admit without asking the others first (`asks`)?"""
     number = 0
-    while shared.quotas.refusal(make_request(), 0.0) is None and (not asks or shared.is_sure(make_request(), 0.0)):
+    while not shared.quotas.find_rejection(make_request(), 0.0) and (not asks or shared.is_sure(make_request(), 0.0)):
         shared.quotas.admitted(make_request(), 0.0)
         number += 1
     return number

@@ -114,7 +114,7 @@ class Gateway(CountingGateway):
     def tokens(self) -> tuple[int, int]:
         """Counted in and after the second 60, and before."""
         counts = self.quotas.minute
-        each = {bucket: counts.of("t", bucket)[2] for bucket in range(counts.oldest, counts.bucket + 1)}
+        each = {bucket: counts.measures("t", bucket)[2] for bucket in range(counts.oldest, counts.bucket + 1)}
         before = sum([tokens for bucket, tokens in each.items() if bucket < 60])
         return sum(each.values()) - before, before
 
@@ -156,10 +156,10 @@ def test_what_another_gateway_had_reserved_is_free_once_it_is_taken_back() -> No
     one, other = Gateway("one", exchange), Gateway("other", exchange)
     for gateway, now in ((one, 10.0), (one, 10.1), (other, 10.2), (other, 11.0)):
         gateway.asks(7, now)
-    assert other.quotas.minute.of("t", 10)[2] > 3 * 7, "with what is reserved"
+    assert other.quotas.minute.measures("t", 10)[2] > 3 * 7, "with what is reserved"
     one.tells(11.1)
     other.asks(7, 12.0)
-    assert other.quotas.minute.of("t", 10)[2] == 3 * 7
+    assert other.quotas.minute.measures("t", 10)[2] == 3 * 7
 
 
 def test_a_gateway_that_refuses_hears_of_reservations_that_are_taken_back() -> None:
@@ -171,8 +171,8 @@ def test_a_gateway_that_refuses_hears_of_reservations_that_are_taken_back() -> N
     assert rest < 700, "some of it is reserved"
     other.asks(rest, 10.0)
     one.tells(10.1)
-    assert other.quotas.refusal(make_request("t", prompt=700 - rest), 10.1) is not None
+    assert other.quotas.find_rejection(make_request("t", prompt=700 - rest), 10.1) is not None
     assert other.shared.is_sure(make_request("t", prompt=700 - rest), 10.1), "it is refused at once"
     other.tells(10.2)
-    assert other.quotas.refusal(make_request("t", prompt=700 - rest), 10.2) is None
-    assert other.quotas.refusal(make_request("t", prompt=701 - rest), 10.2) is not None
+    assert other.quotas.find_rejection(make_request("t", prompt=700 - rest), 10.2) is None
+    assert other.quotas.find_rejection(make_request("t", prompt=701 - rest), 10.2) is not None

@@ -12,7 +12,7 @@ from policies.replicas.schedule import Schedule
 from tests.kit.typed_script_store import TypedScriptStore
 
 
-class Speaker:
+class ReportSource:
     """A gateway that has something to tell or nothing, and keeps as of when each answer is."""
 
     def __init__(self, *, is_busy: bool = True, is_urgent: bool = False) -> None:
@@ -36,7 +36,7 @@ def exchanges(schedule: Schedule, *times_s: float) -> None:
 
 @pytest.mark.interpreted_only("a gateway that tells nothing")
 def test_an_answer_to_a_gateway_that_stood_still_is_as_old_as_the_answer_before() -> None:
-    speaker = Speaker()
+    speaker = ReportSource()
     exchanges(Schedule(speaker), 0.0, 0.025, 5.0, 5.001)
     assert speaker.as_of_s == [0.0, 0.025, 0.025, 5.001]
 
@@ -46,7 +46,7 @@ def test_an_answer_to_a_gateway_that_stood_still_is_as_old_as_the_answer_before(
     ("is_busy", "is_urgent", "due_s"), [(True, False, 0.025), (False, False, 0.1), (False, True, 0.005)]
 )
 def test_when_gateways_exchange(is_busy: bool, is_urgent: bool, due_s: float) -> None:
-    schedule = Schedule(Speaker(is_busy=is_busy, is_urgent=is_urgent))
+    schedule = Schedule(ReportSource(is_busy=is_busy, is_urgent=is_urgent))
     exchanges(schedule, 0.0)
     assert schedule.due_s() == pytest.approx(due_s)
     schedule.ask(1.0)

@@ -12,7 +12,7 @@ from policies.limits.quotas import Quota, Quotas
 from policies.queue.bounds import QueueLimits
 from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.tenant_replica import TenantReplica
-from policies.request import NO_CLAIM, Claim, Refusal, Request, ServiceTokens, State
+from policies.request import NO_CLAIM, Claim, RejectReason, Request, ServiceTokens, State
 from tests.kit.typed_script_store import TypedScriptStore
 from tests.policies.making import make_request, pool_of, rejected
 
@@ -51,7 +51,7 @@ def test_they_count_in_the_queue_and_its_bounds_hold() -> None:
         decisions += gateway.ask(make_request("a", id=f"r{number}", body_bytes=300), 0.0)
     assert gateway.engine.queued == 3
     assert gateway.engine.queued_bytes == 900
-    assert [reason for _, reason in rejected(decisions)] == [Refusal.QUEUE_FULL] * 47
+    assert [reason for _, reason in rejected(decisions)] == [RejectReason.QUEUE_FULL] * 47
 
 
 def test_explain_knows_what_they_wait_for() -> None:
@@ -91,7 +91,7 @@ def test_they_expire_when_nobody_answers() -> None:
     gateway = Gateway(TypedScriptStore(), "one")
     gateway.ask(make_request("a", id="x"), 0.0)
     assert gateway.engine.next_wakeup() == 2.0
-    assert rejected(gateway.engine.woke(2.0)) == [("x", Refusal.QUEUE_TIMEOUT)]
+    assert rejected(gateway.engine.woke(2.0)) == [("x", RejectReason.QUEUE_TIMEOUT)]
     assert gateway.engine.queued == 0
     assert gateway.exchange(3.0) == [], "it is asked for no more"
 
@@ -107,7 +107,7 @@ def test_one_that_has_room_is_dispatched_with_the_answer_and_one_beyond_is_refus
         outcomes += one.exchange(now)
         outcomes += other.exchange(now + 0.01)
     assert sum(isinstance(outcome, Dispatch) for outcome in outcomes) == 5
-    assert [reason for _, reason in rejected(outcomes)] == [Refusal.RATE_LIMITED] * 3
+    assert [reason for _, reason in rejected(outcomes)] == [RejectReason.RATE_LIMITED] * 3
     assert (one.engine.queued, other.engine.queued) == (0, 0)
 
 
@@ -153,7 +153,7 @@ def test_a_queued_one_gives_way_to_who_has_less_also_while_it_is_undecided() -> 
     for number in range(10):
         gateway.ask(make_request("a", id=f"a{number}"), 0.0)
     assert gateway.engine.queued == 10
-    assert rejected(gateway.ask(make_request("b", id="b0"), 0.1)) == [("a9", Refusal.QUEUE_FULL)]
+    assert rejected(gateway.ask(make_request("b", id="b0"), 0.1)) == [("a9", RejectReason.QUEUE_FULL)]
     assert gateway.engine.queued == 10
 
 
@@ -183,7 +183,7 @@ def test_the_time_until_the_answer_is_part_of_how_long_they_may_wait() -> None:
     gateway.engine.backend_changed("b", False, 0.1)
     assert gateway.exchange(1.5) == []
     assert gateway.engine.next_wakeup() == 2.0
-    assert rejected(gateway.engine.woke(2.0)) == [("x", Refusal.NO_BACKEND)]
+    assert rejected(gateway.engine.woke(2.0)) == [("x", RejectReason.NO_BACKEND)]
 
 
 def test_of_those_that_were_asked_about_together_the_latest_are_refused() -> None:
