@@ -46,15 +46,9 @@ class AdminClient:
         self.url = url
         self._token = token
 
-    def get(self, path: str) -> Any:
-        """Return the answer as plain data. Raise AdminRequestError if there is none, or an error."""
-        return self._ask("GET", path, TIMEOUT_S)
-
-    def post(self, path: str) -> Any:
-        """Have the gateway change something, and return its answer as `get` does; the answer may take longer."""
-        return self._ask("POST", path, CHANGE_TIMEOUT_S)
-
-    def _ask(self, method: str, path: str, timeout_s: float) -> Any:
+    def ask(self, path: str, method: str = "GET") -> Any:
+        """Return the answer as plain data. Raise AdminRequestError if there is none, or an error.
+        A POST may take longer."""
         import urllib.error
         import urllib.request
 
@@ -62,7 +56,7 @@ class AdminClient:
         headers = {"authorization": f"Bearer {self._token}"} if self._token is not None else {}
         request = urllib.request.Request(url, headers=headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S if method == "GET" else CHANGE_TIMEOUT_S) as answer:
                 return json.loads(answer.read(ANSWER_BYTES_MAX))
         except urllib.error.HTTPError as error:
             content = error.read(ANSWER_BYTES_MAX)
@@ -93,7 +87,7 @@ def reload(path: Path | None, admin: str | None) -> None:
     Says what changed. Exits with 1 if the gateway keeps the config that it had, and says why.
     """
     try:
-        answer = admin_of(path, admin).post("/reload")
+        answer = admin_of(path, admin).ask("/reload", "POST")
     except AdminRequestError as error:
         if error.status != HTTPStatus.CONFLICT:
             raise
@@ -134,7 +128,7 @@ def resume(backend: str, path: Path | None, admin: str | None) -> None:
 
 
 def _drain(backend: str, path: Path | None, admin: str | None, what: str) -> None:
-    answer = admin_of(path, admin).post(f"/{what}/{urllib.parse.quote(backend, safe='')}")
+    answer = admin_of(path, admin).ask(f"/{what}/{urllib.parse.quote(backend, safe='')}", "POST")
     state = "drained" if answer["drained"] else "in service" if answer["in_service"] else "resumed, out of service"
     click.echo(f"{answer['pool']}/{answer['backend']}: {state}, {answer['running']} running there")
     if "warning" in answer:

@@ -88,7 +88,7 @@ def _explain_request(
     admin_error, status = "", 404
     if asks:
         try:
-            answer = admin_of(path, admin).get(f"/explain/{quote(request_id, safe='')}")
+            answer = admin_of(path, admin).ask(f"/explain/{quote(request_id, safe='')}")
             return answer["sentence"], answer
         except AdminRequestError as error:
             if error.status not in (0, 404):

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from gateway.keys.issued import KeyTable
 
 _HASH = re.compile(r"sha256:[0-9a-fA-F]{64}")
-_OPTIONS = {"apps": "--app", "models": "--model"}
 """Options with another name than their term in the config."""
 Found = TypeVar("Found")
 
@@ -80,16 +79,16 @@ def create(
     given = {name: value for name, value in terms.items() if value is not None}
     if path is None:
         if given:
-            raise click.UsageError(f"{', '.join(map(_option, terms))} need -c FILE; in the file they stand by the hash")
+            raise click.UsageError(
+                f"{', '.join(given)}: terms of a key need -c FILE; in the file they stand by the hash"
+            )
         keys = [("", new_key())]
     else:
         config = loaded(path)
         try:
             made = make_keys(config, tenants, given)
         except KeyRefused as error:
-            term, _, inside = error.term.partition(".")
-            text = f"{inside}: {error.message}" if inside else error.message
-            raise click.BadParameter(text, param_hint=_option(term)) from None
+            raise CommandError(f"fairgate: {error}") from None
         _in_table(config, path, lambda table: issue(table, made))
         keys = [(tenant, key) for tenant, key, _ in made]
     for tenant, key in keys:
@@ -163,11 +162,6 @@ def list_(path: Path) -> None:
     config = loaded(path)
     for row in _in_table(config, path, lambda table: list_keys(table, config)):
         click.echo(msgspec.json.encode(row).decode())
-
-
-def _option(term: str) -> str:
-    """Return the option of `create` that gives a term."""
-    return _OPTIONS.get(term, f"--{term}")
 
 
 def _parse_mapping(text: str) -> dict[str, object]:

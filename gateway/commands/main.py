@@ -71,11 +71,7 @@ def _parse_workers(context: click.Context, option: click.Parameter, text: str | 
     type=click.Choice(["debug", "info", "warning", "error"]),
     help="Lowest level of messages on standard error.  [default: the file's, or info]",
 )
-def serve(
-    config_path: Path | None,
-    backends: tuple[str, ...],
-    **options: Any,
-) -> None:
+def serve(config_path: Path | None, backends: tuple[str, ...], **options: Any) -> None:
     """Run the gateway. An option overrides the file.
 
     \b
@@ -188,7 +184,7 @@ def healthcheck(path: Path | None, admin: str | None) -> None:
     import json
 
     try:
-        click.echo(json.dumps(admin_of(path, admin).get("/ready")))
+        click.echo(json.dumps(admin_of(path, admin).ask("/ready")))
     except AdminRequestError as error:
         raise CommandError(error.message, 1) from None  # Docker knows no other number.
 

@@ -47,11 +47,7 @@ NAMES_MAX = 5
     multiple=True,
     help="Number of engines; repeat to compare several.  [default: as the log tells, or 1; with -c: the pool's]",
 )
-@click.option(
-    "--profile",
-    "profile_name",
-    help=f"Engine to imitate.  [default: as fast as the log's, or {PROFILE}]",
-)
+@click.option("--profile", "profile_name", help=f"Engine to imitate.  [default: as fast as the log's, or {PROFILE}]")
 @click.option("--speed", default=1.0, show_default=True, help="Factor of the arrival rate.")
 @click.option("--limit", type=click.IntRange(1), help="Number of first requests to replay.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers here.")

@@ -45,7 +45,7 @@ def top(path: Path | None, admin: str | None) -> None:
     watch -n 1 fairgate top -c config.yaml      again every second
     """
     asked = admin_of(path, admin)
-    state, lines = asked.get("/state"), [f"fairgate {asked.url}"]
+    state, lines = asked.ask("/state"), [f"fairgate {asked.url}"]
     for pool in state["pools"]:
         counts = f"{pool['queued_requests']} waiting, {pool['dispatched_requests']} running"
         lines += ["", f"pool {pool['pool']}, policy {pool['policy']}: {counts}", pool["limited_by_is"]]

@@ -54,27 +54,24 @@ class SettingChange:
         return f"{self.path}: {self.before or 'not set'} -> {self.after or 'not set'}"
 
 
-def _values(section: Section, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each setting of a section by its path, and each section before its own settings."""
-    for name in type(section).model_fields:
-        yield from _values_of(getattr(section, name), f"{path}.{name}" if path else name)
-
-
-def _values_of(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield each setting in a value by its path, and each section before its own settings."""
     if isinstance(value, tuple) and value and isinstance(value[0], Section):
         value = {_name(one): one for one in value}
     if isinstance(value, dict):
         for name, one in value.items():
-            yield from _values_of(one, f"{path}[{name}]")
-        return
-    yield path, value
-    if isinstance(value, Section):
-        yield from _values(value, path)
+            yield from _values(one, f"{path}[{name}]")
+    elif isinstance(value, Section):
+        yield path, PRESENT
+        for name, one in value:
+            yield from _values(one, f"{path}.{name}" if path else name)
+    elif value is not None and value != ():
+        yield path, _plain(value)
 
 
 def _present(config: Config) -> dict[str, Any]:
     """Return all settings and sections that are there, by their paths."""
-    return {path: _plain(value) for path, value in _values(config) if value is not None and value != ()}
+    return dict(_values(config, ""))
 
 
 def changes(before: Config, after: Config) -> list[SettingChange]:
@@ -142,8 +139,6 @@ def _name(section: Section) -> str:
 
 def _plain(value: Any) -> Any:
     """Return a value that can be compared; a secret stays hidden."""
-    if isinstance(value, Section):
-        return PRESENT
     if isinstance(value, float) and value.is_integer():
         return int(value)  # 30 and 30.0 are equal
     return tuple(map(_plain, value)) if isinstance(value, tuple) else value

@@ -7,6 +7,7 @@ from typing import Final
 
 from gateway.config.checks import split_address
 from gateway.config.model import Config
+from gateway.config.paths import KNOWN_PATHS
 from gateway.config.sections.groups import DEPTH_MAX, TreeNodeConfig
 from policies.orders.policy_entries import POLICIES
 from policies.orders.vtc import CounterOrder
@@ -45,6 +46,11 @@ def contradictions(config: Config) -> Contradictions:
             yield from _repeated(hashes, key.hash, ("tenants", t, "keys", k, "hash"), "key")
     if not config.tenants and not config.open_access and not config.issues_keys:
         yield ("tenants",), "is empty: nobody could call; add a tenant, or set open_access: true"
+    for r, route in enumerate(config.routes):
+        known = KNOWN_PATHS.get(route.path)
+        if both := [method for method in route.methods if known and method in known.methods]:
+            why = f"is for {' and '.join(both)} {route.path}, which is known, and has its treatment; leave it out"
+            yield ("routes", r, "treatment"), why
     yield from _address_contradictions(config)
     yield from _pool_contradictions(config)
     yield from _name_contradictions(config)
@@ -93,6 +99,12 @@ def _pool_contradictions(config: Config) -> Contradictions:
                 yield from _repeated(names, backend.name, place, "backend name", ": give one of them another name")
             if backend.each_address:
                 each_address.add(backend.name)
+                if not backend.host:
+                    why = "is for a url with a name, which may have several addresses; this one has none"
+                    yield (*loc, "each_address"), why
+            if backend.tls is not None and not backend.url.startswith("https:"):
+                why = "is for an https url, and this one is another: without TLS nothing here would hold"
+                yield (*loc, "tls"), why
     for name, loc in names.items():
         if (first := name.rpartition("@")[0]) in each_address:
             yield loc, f"is the name of an engine of {first} (each_address); give it another name"

@@ -8,13 +8,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    SecretStr,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from gateway.config.checks import (
     Name,

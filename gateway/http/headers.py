@@ -71,10 +71,7 @@ def bearer_key(headers: list[Header]) -> bytes | None:
 
 def content_type(headers: list[Header]) -> bytes:
     """Return the content-type in lower case, empty without one."""
-    for name, value in headers:
-        if name == b"content-type":
-            return value.lower()
-    return b""
+    return header_of(headers, b"content-type").lower()
 
 
 def header_of(headers: list[Header], name: bytes) -> bytes:

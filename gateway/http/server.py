@@ -23,10 +23,11 @@ from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.http.sockets import listener_of_all_families, waiting_connections
 
-Handler = Callable[[HttpRequest, Responder], None]
-HeadHook = Callable[[HttpRequest], tuple[int, list[Header], bytes] | None]
+Handler = Callable[[Any, Responder], None]
+"""Called with a whole request, which is of the server's `kind`."""
+HeadHook = Callable[[Any], tuple[int, list[Header], bytes] | None]
 """Called when a head is complete, before the body is read. A returned answer is sent, and the body is not read."""
-RefusedHook = Callable[[HttpRequest, ApiError], None]
+RefusedHook = Callable[[Any, ApiError], None]
 """Called with each request that is refused before the handler. Little is known of an unreadable one."""
 
 BUSY_RETRY_S: Final = 2.0

@@ -159,7 +159,7 @@ class Keyring:
         self._verified: OrderedDict[bytes, Principal] = OrderedDict()
         """Principals of verified tokens, by the digests of the tokens."""
         self.minted: list[MintedKey] = []
-        self.on_learned: Callable[[Mapping[str, ModelQuotasConfig]], None] = _nobody
+        self.on_learned: Callable[[Mapping[str, ModelQuotasConfig]], None] = lambda quotas: None
         """Callback after each `learn`: gets the quotas of issued keys by the names under which they are counted."""
         self.revision = 0
         """Number of configs taken over."""
@@ -330,10 +330,6 @@ def _log(what: str, keys: Sequence[Principal]) -> None:
         )
     if len(keys) > LOGGED_MAX:
         logger.info("keys that are not listed: %d; each %s", len(keys) - LOGGED_MAX, what)
-
-
-def _nobody(quotas: Mapping[str, ModelQuotasConfig]) -> None:
-    """Ignore the quotas."""
 
 
 def _refuse_guesser(wait_s: float) -> None:

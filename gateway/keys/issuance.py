@@ -23,15 +23,7 @@ _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class KeyRefused(ValueError):
-    """A change of keys that is not possible. The message says why, and what to do.
-
-    `term`: the term of the key at fault, by its name in the config, with the fields inside it; empty if none is.
-    """
-
-    def __init__(self, message: str, term: str = "") -> None:
-        super().__init__(f"{term}: {message}" if term else message)
-        self.message = message
-        self.term = term
+    """A change of keys that is not possible. The message names the term at fault, says why, and what to do."""
 
 
 def seconds_of(grace: str) -> int:
@@ -52,7 +44,8 @@ def _checked(terms: Mapping[str, Any]) -> KeyConfig:
         return KeyConfig.model_validate(terms)
     except ValidationError as error:
         [first, *_] = error.errors(include_url=False)
-        raise KeyRefused(first["msg"], ".".join(name for name in first["loc"] if isinstance(name, str))) from None
+        term = ".".join(name for name in first["loc"] if isinstance(name, str))
+        raise KeyRefused(f"{term}: {first['msg']}") from None
 
 
 CreatedKey = tuple[str, str, KeyConfig]
@@ -66,7 +59,7 @@ def make_keys(config: Config, tenants: Sequence[str], terms: Mapping[str, Any]) 
         text = new_key()
         key = _checked({"hash": hash_key(text), "created": moment(unix_s), **terms})
         if (why := _nobody_of(config, tenant, key)) is not None:
-            raise KeyRefused(f"the config {why}", "tenant")
+            raise KeyRefused(f"tenant: the config {why}")
         _check_use(config, key, unix_s)
         made.append((tenant, text, key))
     return made
@@ -181,7 +174,7 @@ def _check_use(config: Config, key: KeyConfig, unix_s: float) -> None:
     Models are checked if every pool names its models, and apps if the config has `apps`.
     """
     if key.expires_s <= unix_s:
-        raise KeyRefused(f"{key.expires} is past", "expires")
+        raise KeyRefused(f"expires: {key.expires} is past")
     engines = (
         [model for pool in config.pools for model in pool.models] if all(pool.models for pool in config.pools) else []
     )
@@ -190,12 +183,12 @@ def _check_use(config: Config, key: KeyConfig, unix_s: float) -> None:
     for term, model, served in terms:
         if served and model not in served:
             known = ", ".join(sorted(served)[:NAMED_MAX])
-            what = f"no pool serves {model!r}; there are: {known}. Name a new one under `models` of its pool first"
-            raise KeyRefused(what, term)
+            advice = "Name a new one under `models` of its pool first"
+            raise KeyRefused(f"{term}: no pool serves {model!r}; there are: {known}. {advice}")
     of_keys = (app for _, each in named_keys(config).values() for app in each.apps)
     apps = {"default", *(app.name for app in config.apps), *of_keys}
     for app in key.apps:
         if config.apps and app not in apps:
             known = ", ".join(sorted(apps)[:NAMED_MAX])
             what = f"the config has no app {app!r} under `apps`; there are: {known}. Name a new one there first"
-            raise KeyRefused(what, "apps")
+            raise KeyRefused(f"apps: {what}")

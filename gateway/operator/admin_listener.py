@@ -19,14 +19,14 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from msgspec.json import encode
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from gateway.operator.explain import explain
 from gateway.operator.guard import guard
 from gateway.operator.operated import OperatedGateway
 from gateway.operator.page.files import page
 from gateway.operator.pool_metrics import PoolGauges
-from gateway.operator.snapshots.snapshot import SnapshotSource, encoded, snapshot_of
+from gateway.operator.snapshots.snapshot import SnapshotSource, snapshot_of
 from gateway.operator.snapshots.state_document import state
 from gateway.storage.store_errors import StoreError
 from gateway.usage.database import Database
@@ -67,15 +67,8 @@ def admin_app(gateway: OperatedGateway) -> web.Application:
 
 def worker_app(gateway: OperatedGateway) -> web.Application:
     """Return the app by which a worker answers its hub, which asks all workers (`gateway.operator.of_workers`)."""
-
-    async def snapshot(request: web.Request) -> web.Response:
-        """Return this worker's snapshot, and the ended requests after the first `ends`, which the asker already has."""
-        recent = gateway.recent
-        latest = recent.latest_after(int(request.query["ends"]))
-        return web.Response(body=encoded(snapshot_of(gateway), latest, recent.count))
-
     app = web.Application()
-    app.add_routes([*_routes(gateway), web.get("/snapshot", snapshot)])
+    app.add_routes(_routes(gateway))
     return app
 
 
@@ -92,7 +85,7 @@ def _routes(gateway: OperatedGateway) -> list[web.RouteDef]:
 
         def rendered() -> bytes:
             gauges.read_tenants(summed_up())
-            return gateway.metrics.render()
+            return generate_latest(gateway.metrics.registry)
 
         # Rendering takes long with many tenants, so it runs in a thread and delays no stream.
         page = await asyncio.to_thread(rendered)

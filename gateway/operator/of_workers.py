@@ -19,19 +19,11 @@ from prometheus_client.utils import floatToGoString
 from yarl import URL
 
 from gateway.config.model import Config
-from gateway.operator.admin_listener import StateView, health, ready
+from gateway.operator.admin_listener import health, ready
 from gateway.operator.guard import guard
 from gateway.operator.page.files import page
-from gateway.operator.snapshots.snapshot import (
-    NO_ANSWER,
-    GatewaySnapshot,
-    SnapshotMerger,
-    decoded,
-    grouped_by_text,
-    state_of,
-)
+from gateway.operator.snapshots.snapshot import NO_ANSWER, grouped_by_text, state_of
 from gateway.telemetry.metric_families import FAMILIES, LEAST, MOST, SUM
-from gateway.telemetry.recent_requests import ENDS_MAX, RecentRequests
 
 ANSWER_S: Final = 2.5
 """Seconds after which a silent worker is left out and named. Commands wait for 3 s. Until its late answer has come, the
@@ -54,20 +46,14 @@ class WorkerAnswer(NamedTuple):
 
 
 class WorkersClient:
-    """Client of all workers' admin sockets, which merges their snapshots (`SnapshotSource`).
+    """Client of all workers' admin sockets."""
 
-    The hub and self-service use it. With `state.redis_url` nobody asks for snapshots: each worker knows the whole.
-    """
-
-    def __init__(self, config: Config, sockets: Sequence[str], ends_max: int | None = None) -> None:
-        """Take the workers' `sockets`, and `ends_max`, the number of ends to remember."""
+    def __init__(self, config: Config, sockets: Sequence[str]) -> None:
         self.config = config
-        self._gathered = SnapshotMerger(ends_max or ENDS_MAX * len(sockets))
         self._sockets = sockets
         self._late: dict[int, asyncio.Task[WorkerAnswer]] = {}
         """Requests that a worker has not answered in time, by worker."""
         self._sessions: list[aiohttp.ClientSession] = []
-        self._turn = asyncio.Lock()
 
     async def open(self, stack: AsyncExitStack) -> None:
         """Open a session to each worker until the stack is closed."""
@@ -106,21 +92,6 @@ class WorkersClient:
         """Ask all workers at once and return their answers; `status` is 0 for those that did not answer."""
         asked = (self.ask(index, path, method=method) for index in range(len(self._sockets)))
         return list(await asyncio.gather(*asked))
-
-    @property
-    def recent(self) -> RecentRequests:
-        return self._gathered.recent
-
-    async def snapshot(self) -> GatewaySnapshot:
-        async with self._turn:  # In turn, so that each end is fetched once.
-            known = self._gathered.known
-            answers = await asyncio.gather(
-                *(self.ask(at, f"/snapshot?ends={known[f'worker {at}']}") for at in range(len(self._sockets)))
-            )
-            found = [(one.name, *decoded(one.content)) for one in answers if one.status == 200]
-            if not found:
-                return GatewaySnapshot(0.0, ["no worker answers"], None, 0, [])
-            return self._gathered.take(found, [one.name for one in answers if one.status != 200])
 
 
 class _Answers:
@@ -207,9 +178,7 @@ def workers_app(workers: WorkersClient, has_reloaded: Callable[[], None]) -> web
             web.post("/drain/{backend:.+}", answers.drain),
             web.post("/resume/{backend:.+}", answers.drain),
             web.get("/usage", answers.any_knows),
-            web.get(
-                "/state", StateView(workers).answer if workers.config.state.redis_url is None else answers.any_knows
-            ),
+            web.get("/state", answers.any_knows),
             *page(),
         ]
     )

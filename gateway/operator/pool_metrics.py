@@ -64,7 +64,7 @@ class PoolGauges:
         self._read_pools(rows, gateway.pools)
         rows["fairgate_quota_used_ratio"] = [] if quotas is None else self._read_quotas(quotas)
         for each in gateway.sync_rounds:
-            rows["fairgate_replica_alone"].append(([each.about], each.is_alone))
+            rows["fairgate_replica_alone"].append(([each.about], each.schedule.is_alone))
         self._rows = rows
         if gateway.config is not self._config:
             self._read_groups(gateway.config)
@@ -87,6 +87,8 @@ class PoolGauges:
                 rows["fairgate_expected_waits_total"].append(([name, outcome], count))
             for backend in pool.backends.values():
                 rows["fairgate_backend_info"].append(([name, backend.name, backend.adapter.name], 1))
+                counts = [([name, backend.name, kind], tokens) for kind, tokens in backend.prompt_tokens.items()]
+                rows["fairgate_backend_prompt_tokens_total"] += counts
             for engine_name, ledger in engine.backends.items():
                 for metric, known in _engine_values(ledger, pool.backends.get(engine_name)).items():
                     if known is not None:

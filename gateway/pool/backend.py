@@ -60,6 +60,8 @@ class Backend:
         self.health = HealthState()
         self.standstill = StandstillDetector(limits.limits.upstream_silence_s / STANDSTILLS)
         self.models: dict[str, ModelCard] = {}
+        self.prompt_tokens = dict.fromkeys(("input", "cached", "expected", "wrong"), 0)
+        """Prompt tokens, how many were cached and expected to be, and the sum of the absolute errors of the latter."""
         self.tls = config.tls.make_context() if config.tls is not None else None
         self._address = config.address
         self.upstream = UpstreamConnections(
@@ -93,6 +95,14 @@ class Backend:
     def in_service(self) -> bool:
         """Return whether requests may go to the engine."""
         return self.health.healthy and not self.drained and not self.leaving and not self.mixes_tenants
+
+    def count_prompt(self, prompt_tokens: int, cached: int, expected: int) -> None:
+        """Count the prompt of an answer in which the engine reports its cached tokens."""
+        counts = self.prompt_tokens
+        counts["input"] += prompt_tokens
+        counts["cached"] += cached
+        counts["expected"] += expected
+        counts["wrong"] += abs(expected - cached)
 
     @property
     def again_s(self) -> float:

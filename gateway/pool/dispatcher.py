@@ -12,11 +12,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from policies.admission.decisions import Decision, Dispatch, Failure, Preempt, Reject
 from policies.admission.engine import AdmissionEngine
-from policies.admission.takeover import has_place, move, stranded
+from policies.admission.takeover import move, stranded
 from policies.capacity.gauges import EngineFacts, Gauges
 from policies.request import Request, ServiceTokens, State
 
@@ -46,7 +46,7 @@ class Dispatcher:
         self.clock = clock
         self.listeners: list[Callable[[], None]] = []
         """Called after each event of the engine, which may urgently need to ask other gateways."""
-        self.on_stranded: Callable[[Sequence[AdmissionClient]], None] | None = None
+        self.on_stranded: Callable[[Sequence[Any]], None] | None = None
         """Called repeatedly with requests that wait although no engine is in service for them. These requests wait
         until moved."""
         self._exchanges: dict[str, AdmissionClient] = {}
@@ -91,10 +91,6 @@ class Dispatcher:
     def backend_changed(self, name: str, change: Gauges | EngineFacts | bool) -> None:
         self.carry_out(self.engine.backend_changed(name, change, self.clock()))
 
-    def has_place(self, request: Request) -> bool:
-        """Return whether the queue has room for the request."""
-        return has_place(self.engine, request)
-
     def take_in(self, exchange: AdmissionClient, request: Request, source: Dispatcher) -> None:
         """Take a request that waits at `source` into this queue. `decide` must follow."""
         move(source.engine, self.engine, exchange.request, request, self.clock())
@@ -115,7 +111,7 @@ class Dispatcher:
             self._timer.cancel()
             self._timer = None
 
-    def exchanges(self) -> list[AdmissionClient]:
+    def exchanges(self) -> list[Any]:
         """Exchanges under way, queued or dispatched."""
         return list(self._exchanges.values())
 

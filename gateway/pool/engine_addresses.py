@@ -27,15 +27,20 @@ Resolver = Callable[[str], Awaitable[Sequence[str]]]
 """Look up the addresses of a name now. Raises OSError or UnicodeError if the lookup fails."""
 
 
-class KnownAddresses:
-    """The addresses of one name that are in use. Times are the caller's monotonic seconds.
+class FollowedName:
+    """A host name that is looked up repeatedly, and its addresses in use. Times are the caller's monotonic seconds.
 
     A new address counts at once. An address that answers omit stays for a time to live, so partial and rotating answers
     change nothing. Only one address family counts, since an engine with both would count as two: IPv4 where the first
     answer has both, until none of the known addresses is left.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.fault = ""
+        """Cause of the last look-up's failure, or ""."""
+        self.lookup: asyncio.Future[Sequence[str]] | None = None
+        self.follower: asyncio.Task[None] | None = None
         self.left_out = 0
         """Number of addresses of the last answer that are beyond the bound."""
         self._missed_s: dict[str, float | None] = {}
@@ -81,18 +86,6 @@ async def resolve(host: str) -> list[str]:
     return [str(each[4][0]) for each in found]
 
 
-class _FollowedName(KnownAddresses):
-    """A host name that is looked up repeatedly, its last addresses, and its look-up under way."""
-
-    def __init__(self, host: str) -> None:
-        super().__init__()
-        self.host = host
-        self.fault = ""
-        """Cause of the last look-up's failure, or ""."""
-        self.lookup: asyncio.Future[Sequence[str]] | None = None
-        self.follower: asyncio.Task[None] | None = None
-
-
 class Addresses:
     """The addresses behind the names of all backends that have `each_address`."""
 
@@ -102,14 +95,14 @@ class Addresses:
         """Set when addresses have changed since the last call of `engines`."""
         self._resolver = resolver
         self._limits = Limits()
-        self._names: dict[str, _FollowedName] = {}
+        self._names: dict[str, FollowedName] = {}
         self._background = Tasks(background)
 
     async def learn(self, config: Config) -> None:
         """Look up the new names of this configuration, within the time of one look-up."""
         for name in [name for name in self._names.values() if name.follower is None]:
             self._forget(self._names.pop(name.host))  # from a configuration that was not taken over
-        new = [_FollowedName(host) for host in sorted(_hosts(config.pools) - self._names.keys())]
+        new = [FollowedName(host) for host in sorted(_hosts(config.pools) - self._names.keys())]
         self._names |= {name.host: name for name in new}
         await asyncio.gather(*[self._look_up(name, config.limits) for name in new])
 
@@ -154,12 +147,12 @@ class Addresses:
         yield family("fairgate_name_lookup_success", success)
         yield family("fairgate_name_addresses", counts)
 
-    async def _follow(self, name: _FollowedName) -> None:
+    async def _follow(self, name: FollowedName) -> None:
         await asyncio.sleep(self._limits.upstream_addresses_s / 2)
         if await self._look_up(name, self._limits):
             self.changed.set()
 
-    async def _look_up(self, name: _FollowedName, limits: Limits) -> bool:
+    async def _look_up(self, name: FollowedName, limits: Limits) -> bool:
         """Return whether the known addresses changed. A failed look-up keeps them."""
         lookup = name.lookup = name.lookup or asyncio.ensure_future(self._resolver(name.host))
         await asyncio.wait({lookup}, timeout=LOOKUP_S)
@@ -192,7 +185,7 @@ class Addresses:
             )  # fmt: skip
         return is_changed
 
-    def _log_fault(self, name: _FollowedName, fault: str) -> None:
+    def _log_fault(self, name: FollowedName, fault: str) -> None:
         """Log a new fault once."""
         if fault and not name.fault:
             logger.warning(
@@ -202,7 +195,7 @@ class Addresses:
             logger.info("the name %s can be looked up again", name.host)
         name.fault = fault
 
-    def _forget(self, name: _FollowedName) -> None:
+    def _forget(self, name: FollowedName) -> None:
         for task in (name.follower, name.lookup):
             if task is not None:
                 task.cancel()

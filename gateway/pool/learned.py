@@ -153,11 +153,7 @@ class LearnedSync:
         try:
             takeover.adopt(takeover.read(self._engine, msgspec.json.decode(content)))
         except (ValueError, RecursionError) as error:
-            logger.warning(
-                "pool %s: the shared learned state cannot be read (%s), and is replaced",
-                self.pool,
-                error,
-            )
+            logger.warning("pool %s: the shared learned state cannot be read (%s), and is replaced", self.pool, error)
 
     async def _write(self) -> None:
         content = msgspec.json.encode(takeover.snapshot(self._engine))

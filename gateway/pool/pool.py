@@ -93,8 +93,6 @@ class Pool:
         """Backends by name, including those that leave and still have running requests."""
         self.healthy_fallback: Callable[[], Pool | None] = lambda: None
         """Return the pool that serves requests while no backend here can, or None."""
-        self.on_gone: Callable[[Backend], None] = lambda backend: None
-        """Called with a backend that has left the config and ended its last request."""
         self.estimator = estimator
         self.retries = RetryBudget()
         self.breaks = Breaks()
@@ -277,6 +275,10 @@ class Pool:
 
     def ended(self, record: RequestRecord) -> None:
         record.pool = self.name
+        backend, cached = self.backends.get(record.backend), record.service.cached
+        if backend is not None and cached is not None:
+            expected = 0 if record.request is None else record.request.progress.cached_tokens
+            backend.count_prompt(record.service.prompt, cached, expected)
         self._settled(record, self.policy_name)
 
     # --- the control plane ---
@@ -351,7 +353,6 @@ class Pool:
             self.dispatcher.carry_out(remove_backend(self.dispatcher.engine, backend.name, self.dispatcher.clock()))
             logger.info("pool %s: backend %s has ended its last request, and is removed", self.name, backend.name)
         await backend.close()
-        self.on_gone(backend)
 
     async def _check(self, backend: Backend, client: ControlClient) -> None:
         await asyncio.sleep(PROBE_INTERVAL_S)

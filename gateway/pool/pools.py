@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 import aiohttp
 
@@ -61,18 +60,11 @@ class Pools:
     fail.
     """
 
-    def __init__(
-        self,
-        settled: Callable[[RequestRecord, str], None],
-        on_gone: Callable[[str, str], None],
-        resolver: Resolver,
-        background: Tasks,
-    ) -> None:
+    def __init__(self, settled: Callable[[RequestRecord, str], None], resolver: Resolver, background: Tasks) -> None:
         """Create an empty table.
 
         Args:
             settled: called at the end of every request.
-            on_gone: called with pool and name of each backend that is gone.
             resolver: looks up the names of backends with `each_address`.
             background: collects the faults of tasks.
         """
@@ -83,7 +75,6 @@ class Pools:
         self.engines: dict[str, AdmissionEngine] = {}
         self.addresses = Addresses(resolver, background)
         self._settled = settled
-        self._on_gone = on_gone
         self._background = Tasks(background)
         self._session: aiohttp.ClientSession | None = None
 
@@ -134,7 +125,6 @@ class Pools:
             if pool is None:
                 assert one.estimator is not None
                 pool = Pool(one.config, config, one.backends, shared, self._settled, one.estimator, self._background)
-                pool.on_gone = partial(self._report_gone, pool)
                 if self._session is not None:
                     pool.watch(self._session)
             else:
@@ -168,14 +158,6 @@ class Pools:
             await asyncio.sleep(RETIRE_LOOK_S)
         self.leaving.remove(pool)
         await pool.close()
-        for backend in pool.backends.values():
-            if pool.name not in self.engines:
-                self._on_gone(pool.name, backend.name)
-
-    def _report_gone(self, pool: Pool, backend: Backend) -> None:
-        """Call `on_gone`, unless the pool has a new backend of this name."""
-        if backend.name not in pool.backends:
-            self._on_gone(pool.name, backend.name)
 
     async def _backend(
         self, config: BackendConfig, pool: PoolConfig, gateway: Config, known: Mapping[str, Backend]

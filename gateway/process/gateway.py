@@ -28,7 +28,7 @@ from gateway.http.sockets import listener_of_all_families, listening
 from gateway.http.tls.certificates import Certificates
 from gateway.http.tls.protocol import TlsProtocol
 from gateway.keys.identity import Keyring, MintedKey
-from gateway.keys.issued import KeyReader, KeyTable
+from gateway.keys.issued import KeyReader
 from gateway.keys.stored_responses import StoredResponses
 from gateway.operator.admin_listener import admin_app, admin_runner, worker_app
 from gateway.operator.operated import Reloader
@@ -42,7 +42,6 @@ from gateway.pool.shared import SharedTables
 from gateway.process.listener_limits import server_limits
 from gateway.process.sharing import replicate, store_of
 from gateway.proxy.batches.batch_lane import BatchLane
-from gateway.proxy.exchange import Exchange
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
 from gateway.request.bypass_limiter import BypassLimiter
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
     from gateway.operator.snapshots.of_replicas import Replicas
     from gateway.pool.replication.ticker import SyncRounds
     from gateway.storage.hub.run_directory import WorkerSlot
-    from gateway.storage.store import Store
     from gateway.telemetry.span_export import SpanExport
     from gateway.usage.recorder import UsageRecorder
 
@@ -96,13 +94,14 @@ class Gateway:
         self.shared = SharedTables.from_config(config)
         self._background = Tasks()
         self.metrics.registry.register(self._background)
-        self._pools = Pools(self._settled, self.metrics.forget_backend, resolver, self._background)
+        self._pools = Pools(self._settled, resolver, self._background)
         self.metrics.registry.register(self._pools.addresses)
         self._changing = asyncio.Lock()
         """Held during a change of the pools."""
         self.port = 0
         self.admin_port = 0
-        self._access_log = self.metrics.access_log = AccessLog(config.access_log)
+        self._access_log = AccessLog(config.access_log)
+        self.metrics.registry.register(self._access_log)
         self._subscribers: list[Callable[[RequestRecord], None]] = [
             self.metrics.settled, self.recent.ended, self._access_log.write,
         ]  # fmt: skip
@@ -113,19 +112,26 @@ class Gateway:
         self._keyring.on_learned = self._learn
         self.usage: UsageRecorder | None = None
         self.spans: SpanExport | None = None
-        self.keys: KeyTable | None = None
-        """Keys created at run time; None without a store for them."""
         self._follower: KeyReader | None = None
         self._lane: BatchLane | None = None
         self._self_service: SelfService | None = None
-        self.store: Store | None = None
+        self.store, self.keys = store_of(config, worker_slot)
         self.sync_rounds: Sequence[SyncRounds] = ()
         self.replicas: Replicas | None = None
         self._learned: LearnedFile | None = None
         self._certificates = Certificates(config.tls.make_context, config.tls.files) if config.tls is not None else None
         self._bypass_limiter = BypassLimiter(config.limits.unqueued_max, config.limits.unqueued_per_s, callers_max)
-        self._pipeline: Pipeline | None = None
-        self._server: HttpServer | None = None
+        self.responses = StoredResponses(config.bounds.size("responses"), self.store)
+        sampler = None if config.tracing is None else TraceSampler(config.tracing.sample_ratio)
+        pipeline = self._pipeline = Pipeline(
+            self._keyring, self._settled, self._bypass_limiter, self.responses, sampler
+        )
+        certificates = self._certificates
+        self._server = HttpServer(
+            Connection if certificates is None else partial(TlsProtocol, certificates=certificates),
+            pipeline.handle, server_limits(config), on_head=pipeline.authorize, on_refused=pipeline.refused,
+            proxies=TrustedProxies(config.trusted_proxies), kind=RequestContext,
+        )  # fmt: skip
         self._session: aiohttp.ClientSession | None = None
         self._admin: web.AppRunner | None = None
         self._is_stopping = False
@@ -140,7 +146,7 @@ class Gateway:
     @property
     def is_running(self) -> bool:
         """Return whether the gateway serves, and is not about to stop."""
-        return self._admin is not None and self._pipeline is not None and not self._is_stopping
+        return self._admin is not None and not self._is_stopping
 
     @property
     def minted_keys(self) -> list[MintedKey]:
@@ -149,9 +155,7 @@ class Gateway:
 
     def not_ready(self) -> list[str]:
         """Reasons why no traffic should come here; empty for a ready gateway."""
-        faults = []
-        if self._pipeline is None or self._is_stopping:
-            faults.append("shutting down" if self._pipeline is not None else "starting")
+        faults = [] if self.is_running else ["shutting down" if self._is_stopping else "starting"]
         for pool in self.pools:
             if not pool.is_healthy() and not pool.config.start_s_max:
                 reasons = [f"{backend.name}: {backend.why_not}" for backend in pool.backends.values()]
@@ -186,14 +190,13 @@ class Gateway:
         matter."""
         await self._open_store()
         await self._open_pools()
-        pipeline = self._pipeline = self._build_pipeline()
-        await self._open_services(pipeline)
-        await self._listen(pipeline)
+        self._direct()
+        self._open_services()
+        await self._listen()
         await self._open_admin()
 
     async def _open_store(self) -> None:
         """Join the other gateways, if any: now, or once their store is reachable."""
-        self.store, self.keys = store_of(self.config, self._worker_slot)
         if self.store is None:
             return
         self.metrics.registry.register(self.store)
@@ -207,7 +210,6 @@ class Gateway:
         """Open the pools, and what their requests are counted, checked and recorded by."""
         config = self.config
         self._pools.commit(config, self.shared, await self._pools.prepare(config))
-        self.responses = StoredResponses(config.bounds.size("responses"), self.store)
         if self.store is not None:
             self.sync_rounds, self.replicas = replicate(
                 self, self.responses, self.store, self._background, self._worker_slot
@@ -257,38 +259,23 @@ class Gateway:
         self.metrics.registry.register(self.spans)
         self._subscribers.append(self.spans.ended)
 
-    def _build_pipeline(self) -> Pipeline:
-        tracing = self.config.tracing
-        sampler = None if tracing is None else TraceSampler(tracing.sample_ratio)
-        pipeline = Pipeline(self._keyring, self._settled, self._bypass_limiter, self.responses, sampler)
-        self._direct(pipeline)
-        return pipeline
-
-    def _direct(self, pipeline: Pipeline) -> None:
+    def _direct(self) -> None:
         """Give the pipeline the pools and routes of the config."""
         config = self.config
-        pipeline.take_over(
+        self._pipeline.take_over(
             self.pools, routes=Routes(config.routes), cors=Cors(config.cors_origins), aliases=config.aliases,
             json_bytes_max=config.json_bytes_max,
         )  # fmt: skip
 
-    async def _open_services(self, pipeline: Pipeline) -> None:
+    def _open_services(self) -> None:
         """Open what answers requests without an engine: batches, and what tenants see of themselves."""
         if self.config.usage is not None:
-            self._lane = BatchLane(self.config.usage, self.config, pipeline, self._follower, self._background)
+            self._lane = BatchLane(self.config.usage, self.config, self._pipeline, self._follower, self._background)
             self.metrics.registry.register(self._lane)
-        self._self_service = SelfService(self, pipeline, self._worker_slot)
-        await self._self_service.open()
+        self._self_service = SelfService(self, self._pipeline)
 
-    async def _listen(self, pipeline: Pipeline) -> None:
-        config = self.config
-        certificates = self._certificates
-        self._server = HttpServer(
-            Connection if certificates is None else partial(TlsProtocol, certificates=certificates),
-            pipeline.handle, server_limits(config), on_head=pipeline.authorize, on_refused=pipeline.refused,
-            proxies=TrustedProxies(config.trusted_proxies), kind=RequestContext,
-        )  # fmt: skip
-        for address, sock in zip(config.listen_addresses, self._listeners or repeat(None), strict=False):
+    async def _listen(self) -> None:
+        for address, sock in zip(self.config.listen_addresses, self._listeners or repeat(None), strict=False):
             with listening("the listener for clients", address, "listen", "--port"):
                 port = await self._server.listen(*address, sock=sock)
             self.port = self.port or port
@@ -337,10 +324,8 @@ class Gateway:
         self._pools.commit(config, self.shared, prepared, weights)
         logger.setLevel(config.log_level.upper())
         self._bypass_limiter.set(config.limits.unqueued_max, config.limits.unqueued_per_s)
-        if self._pipeline is not None:
-            self._direct(self._pipeline)
-        if self._server is not None:
-            self._server.set(server_limits(config), TrustedProxies(config.trusted_proxies))
+        self._direct()
+        self._server.set(server_limits(config), TrustedProxies(config.trusted_proxies))
         if self._certificates is not None and config.tls is not None and config.tls != before.tls:
             self._certificates.set(config.tls.make_context, config.tls.files)
         self._reject_revoked()
@@ -366,9 +351,8 @@ class Gateway:
         self._reject_revoked()
 
     def _reject_revoked(self) -> None:
-        if self._pipeline is not None:
-            waiting = [each for pool in self._pools.with_leaving() for each in pool.dispatcher.exchanges()]
-            self._pipeline.reject_revoked(waiting)
+        waiting = [each for pool in self._pools.with_leaving() for each in pool.dispatcher.exchanges()]
+        self._pipeline.reject_revoked(waiting)
 
     def reopen_log(self, target: str) -> None:
         """Open the access log anew, at this target or at a new file of the same name. Raise OSError."""
@@ -386,13 +370,12 @@ class Gateway:
 
     async def stop(self, drain_s: float) -> None:
         """Take no new connections, serve requests on open ones for up to `drain_s`, abort the rest, and close."""
-        if self._pipeline is not None and self._server is not None:
-            await self._drain(self._pipeline, self._server, drain_s)
+        await self._drain(drain_s)
         await self._close()
 
-    async def _drain(self, pipeline: Pipeline, server: HttpServer, limit_s: float) -> None:
+    async def _drain(self, limit_s: float) -> None:
         """Take no new connections, serve requests on open ones for up to `limit_s`, and abort the rest."""
-        self._is_stopping = True
+        self._is_stopping, server = True, self._server
         server.stop_accepting()
         await asyncio.sleep(0)  # a connection accepted in this turn of the loop is known to the server in the next
         server.close_idle()
@@ -405,7 +388,7 @@ class Gateway:
         ):
             await asyncio.sleep(0.05)
             now = loop.time()
-        pipeline.draining = True
+        self._pipeline.draining = True
         self._stop_rest()
         if self._lane is not None:
             await self._lane.close()
@@ -419,8 +402,7 @@ class Gateway:
         message = "this gateway is shutting down and could not wait any longer for the answer"
         for pool in self._pools.with_leaving():
             for exchange in pool.dispatcher.exchanges():
-                if isinstance(exchange, Exchange):
-                    exchange.stop(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
+                exchange.stop(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
 
     async def _close(self) -> None:
         """Close all parts. Parts that other parts use are closed last."""

@@ -37,7 +37,7 @@ def store_of(config: Config, worker_slot: WorkerSlot | None) -> tuple[Store | No
 
 def replicate(
     gateway: OperatedGateway, responses: StoredResponses, store: Store, background: Tasks, slot: WorkerSlot | None
-) -> tuple[Sequence[SyncRounds], Replicas | None]:
+) -> tuple[Sequence[SyncRounds], Replicas]:
     """Start the sync rounds, the prefix broadcasts and the answers to questions of other gateways, and return them."""
     from gateway.operator.snapshots.of_replicas import Replicas
     from gateway.pool.learned import LearnedSync
@@ -55,10 +55,8 @@ def replicate(
                 workers=1 if slot is None else slot.run_directory.workers,
             )
         )  # fmt: skip
-    replicas = None
-    if config.state.redis_url is not None:
-        replicas = Replicas(gateway, store, background, "" if slot is None else f" worker {slot.index}")
-        background.repeat(replicas.listen, "fleet")
+    replicas = Replicas(gateway, store, background, "" if slot is None else f"worker {slot.index}")
+    background.repeat(replicas.listen, "fleet")
     background.repeat(responses.report, "responses sent")
     background.repeat(responses.listen, "responses received")
     for each in rounds:

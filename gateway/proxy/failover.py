@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.http.errors import ApiError
-from gateway.pool.dispatcher import AdmissionClient
 from gateway.pool.pool import Pool
 from gateway.proxy.admission_request import admission_request
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.refusals import refusal_error
 from policies.admission.decisions import Reject
+from policies.admission.takeover import has_place
 from policies.request import RejectReason
 
 logger = logging.getLogger("fairgate")
@@ -25,20 +25,19 @@ MOVED_BYTES_MAX: Final = 1 << 18
 """Bytes of bodies that are rewritten in one go."""
 
 
-def fail_over(pool: Pool, waiting: Sequence[AdmissionClient]) -> None:
+def fail_over(pool: Pool, waiting: Sequence[Exchange]) -> None:
     """Fail over requests that wait in a pool without an engine for them. A request that cannot move waits for the start
     of an engine, or is refused."""
     other = pool.healthy_fallback()
     if other is not None:
         _move(waiting, pool, other, str(pool.fallback))
     for each in waiting:
-        assert isinstance(each, Exchange)
         is_moved = other is not None and not each.request.progress.rests
         if not is_moved and not pool.awaits_start(each.request):
             each.reject(refusal_error(Reject(each.request.id, RejectReason.NO_BACKEND, 1.0), pool.again_s()))
 
 
-def _move(waiting: Sequence[AdmissionClient], pool: Pool, other: Pool, model: str) -> None:
+def _move(waiting: Sequence[Exchange], pool: Pool, other: Pool, model: str) -> None:
     """Move requests that wait in `pool`, which has no engine for them, to `other`, where `model` serves them.
 
     Requests move as far as the queue of `other` has room, few at a time if their bodies are large. The rest moves at a
@@ -46,8 +45,7 @@ def _move(waiting: Sequence[AdmissionClient], pool: Pool, other: Pool, model: st
     """
     moved = body_bytes = 0
     for exchange in waiting:
-        assert isinstance(exchange, Exchange)
-        if body_bytes >= MOVED_BYTES_MAX or not other.dispatcher.has_place(exchange.request):
+        if body_bytes >= MOVED_BYTES_MAX or not has_place(other.dispatcher.engine, exchange.request):
             break
         if not other.takes(exchange.request):  # an engine of `other` went away with this request before
             why = Reject(exchange.request.id, RejectReason.BACKEND_FAILED, 1.0)

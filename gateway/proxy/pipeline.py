@@ -19,11 +19,9 @@ from backends.health import ModelCard
 from gateway.http.addresses import household
 from gateway.http.errors import ApiError, Reason, dialect_of
 from gateway.http.headers import Header, header_of
-from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.keys.identity import Keyring, Principal, expired
 from gateway.keys.stored_responses import ResponseLocation, StoredResponses, unknown
-from gateway.pool.dispatcher import AdmissionClient
 from gateway.pool.pool import Pool
 from gateway.proxy.admission_request import admission_request
 from gateway.proxy.exchange import Exchange
@@ -94,16 +92,14 @@ class Pipeline:
             pool.healthy_fallback = partial(self._healthy_fallback, pool)
             pool.dispatcher.on_stranded = partial(fail_over, pool)
 
-    def reject_revoked(self, exchanges: Iterable[AdmissionClient]) -> None:
+    def reject_revoked(self, exchanges: Iterable[Exchange]) -> None:
         """Reject waiting requests whose key is no longer valid. Others may start or end by that."""
         for each in exchanges:
-            assert isinstance(each, Exchange)
             if each.request.progress.state not in (State.DISPATCHED, State.ENDED):
                 each.refuse_if_revoked()
 
-    def authorize(self, request: HttpRequest) -> tuple[int, list[Header], bytes] | None:
+    def authorize(self, request: RequestContext) -> tuple[int, list[Header], bytes] | None:
         """Authorize a request by its head. A returned answer is sent, and the body is not read."""
-        assert isinstance(request, RequestContext)
         if self._cors.is_on:
             request.answer_fields = self._cors.fields(request)
         try:
@@ -143,18 +139,16 @@ class Pipeline:
             raise ApiError(Reason.NOT_FOUND, f"there is no file {request.path[:200]}")
         return 200, [*found[0], request.id_field()], found[1]
 
-    def refused(self, request: HttpRequest, error: ApiError) -> None:
+    def refused(self, request: RequestContext, error: ApiError) -> None:
         """Record a request that is refused before `handle`."""
-        assert isinstance(request, RequestContext)
         request.arrived_s = time.monotonic()
         if self._cors.is_on:
             request.answer_fields = self._cors.fields(request)
         self._trace(request)
         self.ended(request, Outcome.REFUSED, error.code.value)
 
-    def handle(self, request: HttpRequest, responder: Responder) -> None:
+    def handle(self, request: RequestContext, responder: Responder) -> None:
         """Handle a complete request."""
-        assert isinstance(request, RequestContext)
         request.arrived(responder, time.monotonic())
         self._trace(request)
         try:

@@ -25,11 +25,7 @@ class Api:
     __slots__ = ("conversation", "counts", "limits", "prompt", "prompt_at")
 
     def __init__(
-        self,
-        *prompt: str,
-        limits: tuple[str, ...] = (),
-        counts: tuple[str, ...] = (),
-        conversation: str = "",
+        self, *prompt: str, limits: tuple[str, ...] = (), counts: tuple[str, ...] = (), conversation: str = ""
     ) -> None:
         self.prompt = prompt
         self.prompt_at = tuple([NAMES.index(name) for name in prompt])

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
+
+from prometheus_client.metrics_core import Metric
 
 from gateway.telemetry.log_line import LogLine, encode_line
 from gateway.telemetry.log_writer import STDOUT, LogWriter
+from gateway.telemetry.metric_families import single
 from gateway.telemetry.record import PATH_LENGTH_MAX, RequestRecord
 from policies.request import Request
 
@@ -40,10 +43,9 @@ class AccessLog:
         self._lost_before = 0
         """Lines lost by writers that are closed."""
 
-    @property
-    def lines_lost(self) -> int:
-        """Number of lines that could not be written."""
-        return self._lost_before + (0 if self._writer is None else self._writer.lines_lost)
+    def collect(self) -> Iterator[Metric]:
+        lost = self._lost_before + (0 if self._writer is None else self._writer.lines_lost)
+        yield single("fairgate_access_log_lines_lost_total", lost)
 
     def reopen(self, target: str) -> Callable[[], None] | None:
         """Write to this target from now on, or to the file that now has the target's name. Raise OSError, and change

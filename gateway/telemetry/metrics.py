@@ -12,18 +12,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 
 from gateway import BUILD, __version__
-from gateway.telemetry.metric_families import Row, family, single
+from gateway.telemetry.metric_families import Row, family
 from gateway.telemetry.record import Outcome, RequestRecord
-
-if TYPE_CHECKING:
-    from gateway.telemetry.access_log import AccessLog
 
 TENANTS_MAX: Final = 1000
 TENANTS_IN_HISTOGRAMS_MAX: Final = 100
@@ -61,17 +57,6 @@ class _TenantTotals:
     first_tokens: _Distribution | None = None
 
 
-@dataclass(slots=True)
-class _Prompts:
-    """Prompt tokens of one (pool, backend), and how many of them were cached and expected to be."""
-
-    input: int = 0
-    cached: int = 0
-    expected: int = 0
-    wrong: int = 0
-    """Sum of the absolute errors of `expected`."""
-
-
 class _Distribution:
     """A histogram of times."""
 
@@ -98,7 +83,6 @@ class RequestMetrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        self.access_log: AccessLog | None = None
         self._by_tenant: dict[tuple[str, str, str], _TenantTotals] = {}
         """Sums by (pool, tenant, model)."""
         self._models: set[tuple[str, ...]] = set()
@@ -108,8 +92,6 @@ class RequestMetrics:
             name: {} for name in (_QUEUE, _REQUEST, _FIRST_TOKEN, _HELD_BACK)
         }
         """Distributions by metric and labels."""
-        self._prompts: dict[tuple[str, str], _Prompts] = {}
-        """Prompts by (pool, backend)."""
         self._reasons: dict[tuple[str, str, str, str], int] = {}
         """Requests by (pool, tenant, outcome, reason)."""
         self._reasons_of_keys: dict[tuple[str, str, str, str], int] = {}
@@ -133,8 +115,6 @@ class RequestMetrics:
         tenant_totals.input += service.prompt
         tenant_totals.output += service.output
         tenant_totals.cached += service.cached or 0
-        if service.cached is not None:
-            self._prompt_ended(record, service.cached)
         if record.reason:
             self.refused(record)
             if record.request is not None:
@@ -147,17 +127,6 @@ class RequestMetrics:
                 of = (pool, self._in_histograms_as(pool, tenant_totals.tenant), tenant_totals.model)
                 tenant_totals.first_tokens = self._distribution(_FIRST_TOKEN, of)
             tenant_totals.first_tokens.observe(first_token_s)
-
-    def _prompt_ended(self, record: RequestRecord, cached: int) -> None:
-        """Count the prompt of an answer in which the engine reports its cached tokens."""
-        prompts = self._prompts.get((record.pool, record.backend))
-        if prompts is None:
-            prompts = self._prompts[(record.pool, record.backend)] = _Prompts()
-        expected = 0 if record.request is None else record.request.progress.cached_tokens
-        prompts.input += record.service.prompt
-        prompts.cached += cached
-        prompts.expected += expected
-        prompts.wrong += abs(expected - cached)
 
     def refused(self, record: RequestRecord) -> None:
         """Count the reason of a request that did not complete. Nothing else is counted if no pool was found for it."""
@@ -202,31 +171,15 @@ class RequestMetrics:
         yield family("fairgate_tokens_total", tokens)
         yield family("fairgate_requests_total", requests)
         yield family("fairgate_wasted_tokens_total", [([tenant], count) for tenant, count in wasted.items()])
-        prompts: list[Row] = [
-            ((*engine, kind), getattr(sums, kind))
-            for engine, sums in list(self._prompts.items())
-            for kind in ("input", "cached", "expected", "wrong")
-        ]
-        yield family("fairgate_backend_prompt_tokens_total", prompts)
         yield family("fairgate_not_completed_total", list(self._reasons.items()))
         yield family("fairgate_key_not_completed_total", list(self._reasons_of_keys.items()))
         for name, by in self._distributions.items():
             yield family(name, [one.row(labels) for labels, one in list(by.items())])
         yield family("fairgate_build_info", [([__version__, BUILD], 1)])
-        if self.access_log is not None:
-            yield single("fairgate_access_log_lines_lost_total", self.access_log.lines_lost)
-
-    def forget_backend(self, pool: str, backend: str) -> None:
-        """Forget the counts of a backend that is gone."""
-        self._prompts.pop((pool, backend), None)
 
     def labelled(self) -> set[tuple[str, str]]:
         """Return each (pool, tenant) with a label, for which other metrics show a zero, too."""
         return {(pool, tenant) for pool, tenant, _ in list(self._by_tenant)}
-
-    def render(self) -> bytes:
-        """Return the metrics page. Call it in a thread: it takes tens of milliseconds with many tenants."""
-        return generate_latest(self.registry)
 
 
 def _count(counts: dict[tuple[str, str, str, str], int], labels: tuple[str, str, str, str], others: Any) -> None:

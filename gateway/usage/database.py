@@ -186,7 +186,7 @@ class _SqliteDialect:
             raise StoreRefused("there is no such file: no gateway has written it yet")
         self._opened = self._file_id()  # before connecting, so that a replacement meanwhile is noticed later
         connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-        connection.text_factory = _as_text
+        connection.text_factory = lambda stored: stored.decode("utf-8", "replace")  # other programs may store any bytes
         try:
             # Not WAL: its second file stays when the database file is replaced, and its pages would be taken for pages
             # of the new file. With DELETE the one file has everything between two transactions.
@@ -218,11 +218,6 @@ class _SqliteDialect:
         if error.sqlite_errorname in ("SQLITE_NOTADB", "SQLITE_CORRUPT"):
             return StoreRefused(f"{error}; move it away, and a new one is made")
         return StoreUnavailable(f"{error} ({error.sqlite_errorname})")
-
-
-def _as_text(stored: bytes) -> str:
-    """Decode a text column: other programs may have stored bytes that are not UTF-8."""
-    return stored.decode("utf-8", "replace")
 
 
 class _PostgreSqlDialect:

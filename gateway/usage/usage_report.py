@@ -213,12 +213,10 @@ def _of_tenant(query: UsageQuery) -> str:
 
 
 def _labels(name: str, value: object, around: Mapping[str, Sequence[str]]) -> Sequence[str]:
-    return around.get(str(value)) or ("",) if name == "group" else (_label(name, value),)
-
-
-def _label(name: str, value: object) -> str:
+    if name == "group":
+        return around.get(str(value)) or ("",)
     if name == "hour":
-        return _text(datetime.fromtimestamp(int(str(value)), UTC))
+        return (_text(datetime.fromtimestamp(int(str(value)), UTC)),)
     if name == "day":
-        return f"{datetime.fromtimestamp(int(str(value)), UTC):%Y-%m-%d}"
-    return str(value)
+        return (f"{datetime.fromtimestamp(int(str(value)), UTC):%Y-%m-%d}",)
+    return (str(value),)

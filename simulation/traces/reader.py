@@ -150,7 +150,7 @@ class Trace:
         held: list[tuple[float, int, TracedRequest]] = []
         settled_s = float("-inf")
         self.skipped = self.foreign = self.elsewhere = 0
-        for number, (place, row) in enumerate(self._rows()):
+        for number, (place, row) in enumerate(chain.from_iterable(map(self._rows_of, self.paths))):
             entry = self._entry(place, row)
             if not entry.prompt_tokens:
                 self.skipped += 1
@@ -179,9 +179,6 @@ class Trace:
         if not math.isfinite(entry.time_s):
             raise TraceError(place.path, "not a finite number", line=place.line, column=row.time_column)
         return entry._replace(weight=self._own_weights.get(entry.flow.tenant, row.weight))
-
-    def _rows(self) -> Iterator[tuple[_TraceLocation, TraceLine]]:
-        return chain.from_iterable(map(self._rows_of, self.paths))
 
     def _rows_of(self, path: Path) -> Iterator[tuple[_TraceLocation, TraceLine]]:
         rows = csv_rows(path, self._row, self._ends[path]) if self._row.is_csv else self._json_rows(path)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gateway.pool.engine_addresses import KnownAddresses, resolve
+from gateway.pool.engine_addresses import FollowedName, resolve
 
 TTL_S = 10.0
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
@@ -16,7 +16,7 @@ class Resolver:
     """One name, and a time that goes on by five seconds with each lookup."""
 
     def __init__(self, addresses_max: int = 64) -> None:
-        self.known = KnownAddresses()
+        self.known = FollowedName("vllm")
         self.addresses_max = addresses_max
         self.now_s = 0.0
 

@@ -314,7 +314,7 @@ async def test_a_replica_that_hangs_is_waited_for_once(start: Starter, monkeypat
     async with Upstream(replies(b"")) as upstream, start(upstream.url) as one, start(upstream.url) as two:
         stores = [Channel(name, channel) for name in ("one", "two")]
         asking, other = [
-            Replicas(live.gateway, cast(Store, store), background, "")
+            Replicas(live.gateway, cast(Store, store), background, store.replica)
             for live, store in zip((one, two), stores, strict=True)
         ]
         for each in (asking, other):
@@ -346,7 +346,7 @@ async def test_what_a_busy_replica_tells_fits_into_a_message(start: Starter) -> 
         busy = two.gateway.recent = RecentRequests(4 * ENDS_MAX)
         busy.add_reported([longest] * (2 * ENDS_MAX))
         asking, _ = both = [
-            Replicas(live.gateway, cast(Store, Channel(name, channel)), background, "")
+            Replicas(live.gateway, cast(Store, Channel(name, channel)), background, name)
             for name, live in (("one", one), ("two", two))
         ]
         for each in both:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -154,8 +155,11 @@ async def asked_about(live: Live, question: str) -> dict[str, Any]:
 
 async def prompt_tokens(live: Live) -> dict[str, float]:
     """Return what is counted of prompts by kind, of all engines together."""
-    name = "fairgate_backend_prompt_tokens_total"
-    return {labels[2]: value for labels, value in (await live.metrics()).items() if labels[0] == name}
+    counts: dict[str, float] = Counter()
+    for labels, value in (await live.metrics()).items():
+        if labels[0] == "fairgate_backend_prompt_tokens_total":
+            counts[labels[2]] += value
+    return dict(counts)
 
 
 async def test_the_log_explain_and_metrics_say_where_a_request_went_why_and_what_was_found(start: Starter) -> None:

@@ -426,4 +426,4 @@ async def test_replicas_reload_one_by_one(tmp_path: Path) -> None:
 
 
 def _is_heard(rounds: SyncRounds) -> bool:
-    return not rounds.is_alone
+    return not rounds.schedule.is_alone

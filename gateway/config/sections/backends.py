@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, SecretStr, ValidationInfo, field_validator
 
-from gateway.config.checks import backend_name, checked_api_key, checked_name, checked_url, fault, host_name
+from gateway.config.checks import backend_name, checked_api_key, checked_name, checked_url, host_name
 from gateway.config.section import Section
 from gateway.config.sections.tls import BackendTlsConfig
 
@@ -40,21 +40,6 @@ class BackendConfig(Section):
     name: str = Field(default="", validate_default=True)
     """Name in metrics and logs; unique. Default: host:port and path of the url."""
     _address: str | None = PrivateAttr(default=None)
-
-    @field_validator("each_address")
-    @classmethod
-    def _has_name(cls, each_address: bool, info: ValidationInfo) -> bool:
-        url = info.data.get("url")
-        if each_address and url is not None and host_name(url) is None:
-            raise fault("is for a url with a name, which may have several addresses; this one has none")
-        return each_address
-
-    @field_validator("tls")
-    @classmethod
-    def _has_tls(cls, tls: BackendTlsConfig | None, info: ValidationInfo) -> BackendTlsConfig | None:
-        if tls is not None and not str(info.data.get("url", "https:")).startswith("https:"):
-            raise fault("is for an https url, and this one is another: without TLS nothing here would hold")
-        return tls
 
     @field_validator("name")
     @classmethod

@@ -6,10 +6,10 @@ import re
 from ipaddress import ip_network
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field
 
 from gateway.config.checks import fault, not_empty, unique
-from gateway.config.paths import KNOWN_PATHS, MANAGEMENT
+from gateway.config.paths import MANAGEMENT
 from gateway.config.section import Section
 
 
@@ -50,12 +50,3 @@ class RouteConfig(Section):
     treatment: Literal["generate", "compute", "pass"]
     """generate: queued, answered token by token; compute: queued, answered in one pass; pass: straight to an engine,
     for requests that cost no engine time."""
-
-    @field_validator("treatment")
-    @classmethod
-    def _not_known(cls, treatment: str, info: ValidationInfo) -> str:
-        path = info.data.get("path")
-        known = KNOWN_PATHS.get(path or "")
-        if both := [method for method in info.data.get("methods", ()) if known and method in known.methods]:
-            raise fault(f"is for {' and '.join(both)} {path}, which is known, and has its treatment; leave it out")
-        return treatment

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from gateway.operator.of_workers import WorkersClient
 from gateway.operator.operated import OperatedGateway
 from gateway.operator.page.files import FOLDER, contents
 from gateway.operator.self_service.own_document import Data, RecentService, own_document
@@ -22,9 +21,7 @@ from gateway.proxy.background_handler import BackgroundHandler
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
 from gateway.request.routes import RouteKind
-from gateway.storage.hub.run_directory import WorkerSlot
 from gateway.storage.store_errors import StoreError
-from gateway.telemetry.recent_requests import ENDS_MAX
 from gateway.usage.counts import OTHERS
 from gateway.usage.thread import CLOSE_S, DatabaseThread
 from gateway.usage.usage_report import read_tenant_usage
@@ -42,14 +39,12 @@ AGAIN_S: Final = 5.0
 
 
 class SelfService:
-    """The answers of one process to tenants that ask about their own standing. Call `open`, then `close`."""
+    """The answers of one process to tenants that ask about their own standing. Call `close` at the end."""
 
-    def __init__(self, gateway: OperatedGateway, pipeline: Pipeline, worker_slot: WorkerSlot | None) -> None:
+    def __init__(self, gateway: OperatedGateway, pipeline: Pipeline) -> None:
         self._gateway = gateway
         self._source: SnapshotSource = gateway.replicas or gateway
-        self._slot = worker_slot
         self._late = BackgroundHandler(pipeline, self._answer)
-        self._stack = AsyncExitStack()
         self._turn = asyncio.Lock()
         self._recently = RecentService()
         self._summed_s = float("-inf")
@@ -61,18 +56,8 @@ class SelfService:
         }
         pipeline.late[RouteKind.ME] = self._late.begin
 
-    async def open(self) -> None:
-        """Connect to the other workers, if any."""
-        slot, gateway = self._slot, self._gateway
-        if slot is not None and gateway.replicas is None:
-            sockets = [slot.run_directory.worker(index) for index in range(slot.run_directory.workers)]
-            ends_max = min(ENDS_MAX, gateway.config.bounds.size("ends"))
-            self._source = workers = WorkersClient(gateway.config, sockets, ends_max)
-            await workers.open(self._stack)
-
     async def close(self) -> None:
         await self._late.tasks.stop()
-        await self._stack.aclose()
         if self._database is not None:
             await self._database.close(CLOSE_S)
 

@@ -30,7 +30,6 @@ from gateway.telemetry.recent_requests import ENDS_MAX
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
-    from gateway.telemetry.recent_requests import RecentRequests
 
 ANSWER_S: Final = 1.0
 ENDS_TOGETHER: Final = 4 * ENDS_MAX
@@ -57,12 +56,13 @@ class Replicas:
     """A `SnapshotSource` that asks all replicas."""
 
     def __init__(self, gateway: GatewayProcess, store: Store, background: Tasks, worker: str) -> None:
-        """Begin without answers. `worker`: suffix for this worker in names; "" if the gateway has one process."""
+        """Begin without answers. `worker`: name among those of its machine; "" if the gateway has one process."""
         self._worker = worker
         self._background = background
         self._gateway = gateway
         self._store = store
         self._gathered = SnapshotMerger(ENDS_TOGETHER)
+        self.recent = self._gathered.recent
         self._names: list[str] = []
         """Names of the replicas that answered the last question."""
         self._silent: set[str] = set()
@@ -74,10 +74,6 @@ class Replicas:
     @property
     def config(self) -> Config:
         return self._gateway.config
-
-    @property
-    def recent(self) -> RecentRequests:
-        return self._gathered.recent
 
     async def listen(self) -> None:
         """Receive questions and answers of other replicas until the connection to the store is lost."""
@@ -97,10 +93,7 @@ class Replicas:
             except TimeoutError:
                 pass
             own = snapshot_of(self._gateway)
-            answers = {
-                self._name: (own, recent.latest_after(known[self._name]), recent.count),
-                **self._answers,
-            }
+            answers = {self._name: (own, recent.latest_after(known[self._name]), recent.count), **self._answers}
             silent = [name for name in self._names if name not in answers and others > 0]
             self._silent = self._silent.union(silent) if len(self._answers) < others else set()
             self._names = list(answers)
@@ -108,8 +101,9 @@ class Replicas:
 
     @property
     def _name(self) -> str:
-        """Host, port and worker of this process, for people."""
-        return f"{socket.gethostname()}:{self._gateway.port}{self._worker}"
+        """Host, port and worker of this process, for people. Where all are workers of one machine, the worker alone."""
+        host = "" if self.config.state.redis_url is None else f"{socket.gethostname()}:{self._gateway.port}"
+        return f"{host} {self._worker}".strip()
 
     async def _publish(self, message: _ReplicaMessage) -> int:
         """Send a message, and return the number of listeners, this gateway included; 0 if the store cannot be asked."""

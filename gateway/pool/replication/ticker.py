@@ -40,7 +40,7 @@ class SyncRounds:
         self.about = name
         self.answered = 0
         self.lost = 0
-        self._schedule = Schedule(speaker, start_s=start_s)
+        self.schedule = Schedule(speaker, start_s=start_s)
         self._store = store
         self._speaker = speaker
         self._carry_out = carry_out
@@ -80,11 +80,6 @@ class SyncRounds:
             dispatcher.listeners.append(rounds.wake_if_urgent)
         return rounds
 
-    @property
-    def is_alone(self) -> bool:
-        """Return whether the gateway goes on alone, with the average of its recent grants and its part of limits."""
-        return self._schedule.is_alone
-
     def wake_if_urgent(self) -> None:
         """Wake the wait for the next round if a report has become urgent."""
         if self._speaker.is_urgent():
@@ -98,7 +93,7 @@ class SyncRounds:
         except Exception:
             # Dispatch depends on rounds, so after any failure of a round the gateway goes on alone.
             self.lost += 1
-            self._carry_out(self._schedule.lost(time.monotonic()))
+            self._carry_out(self.schedule.lost(time.monotonic()))
             raise
 
     async def leave(self) -> None:
@@ -109,7 +104,7 @@ class SyncRounds:
             return  # expiry reports it in a few seconds
 
     async def _exchange(self) -> None:
-        schedule = self._schedule
+        schedule = self.schedule
         number, report = schedule.ask(time.monotonic())
         try:
             view = _decode(await self._store.exchange(self.about, number, _encode(report)))
@@ -125,7 +120,7 @@ class SyncRounds:
 
     async def _until_due(self) -> None:
         loop = asyncio.get_running_loop()
-        while (wait_s := self._schedule.due_s() - time.monotonic()) > 0:
+        while (wait_s := self.schedule.due_s() - time.monotonic()) > 0:
             self._wakes.clear()
             timer = loop.call_later(wait_s, self._wakes.set)
             try:

@@ -93,6 +93,7 @@ class ExchangeServer:
             case "news", (pool, content):
                 for other in self.connections - {worker}:
                     other.send([0, pool, content])
+                return len(self.connections)
         return None
 
     def gone(self, worker: _Worker) -> None:

@@ -69,14 +69,15 @@ class HubStore:
         await self._ask("leave", self.replica, about)
 
     async def learned_state(self, pool: str) -> bytes | None:
-        return await self._ask("learned", pool)
+        found: bytes | None = await self._ask("learned", pool)
+        return found
 
     async def learn(self, pool: str, content: bytes) -> None:
         await self._ask("learn", pool, content)
 
     async def publish(self, pool: str, content: bytes) -> int:
-        self._hub().send([0, "news", pool, content])
-        return 0
+        listeners: int = await self._ask("news", pool, content)
+        return listeners
 
     async def subscribe(self, pool: str, received: Callable[[bytes], None]) -> None:
         hub = self._hub()
@@ -99,7 +100,7 @@ class HubStore:
             raise StoreUnavailable(self.fault or "")
         return self._connection
 
-    async def _ask(self, *question: Any) -> bytes | None:
+    async def _ask(self, *question: Any) -> Any:
         try:
             answer = await self._hub().ask(*question)
         except StoreUnavailable as error:
@@ -130,16 +131,16 @@ class _Hub(Frames):
         super().__init__()
         self.listeners: dict[str, list[Callable[[bytes], None]]] = {}
         self._lost = lost
-        self._asked: dict[int, asyncio.Future[bytes | None]] = {}
+        self._asked: dict[int, asyncio.Future[bytes | int | None]] = {}
         self._number = 0
 
-    async def ask(self, *question: Any) -> bytes | None:
+    async def ask(self, *question: Any) -> bytes | int | None:
         """Ask and return the answer. Raise StoreUnavailable."""
         if len(self._asked) >= ASKED_MAX:
             raise StoreUnavailable(f"the hub has not answered {ASKED_MAX} questions")
         self._number += 1
         number = self._number
-        answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bytes | int | None] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
         try:
             self.send([number, *question])
@@ -153,8 +154,8 @@ class _Hub(Frames):
         number, *rest = value
         if number:
             [answer] = rest
-            if not isinstance(answer, bytes | None):
-                raise ValueError("an answer is bytes, or nothing")
+            if not isinstance(answer, bytes | int | None):
+                raise ValueError("an answer is bytes, a number, or nothing")
             asked = self._asked.get(number)
             if asked is not None and not asked.done():
                 asked.set_result(answer)
