@@ -1,6 +1,7 @@
 """Limits of the listener, and bytes and connections that each client holds of it, by tenant and by address.
 
-Counted are open connections, bytes of unfinished bodies, and bytes of unfinished heads on connections without a key.
+Counted are open connections, bytes of bodies until their answers begin, and bytes of unfinished heads on connections
+without a key.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class ServerLimits:
     target_bytes_max: int = 16384
     body_bytes_max: int = 33554432
     bodies_bytes_max: int = 1 << 30
-    """All bodies that are being received, over all clients."""
+    """All bodies whose answers have not begun, over all clients."""
     answers_bytes_max: int = 1 << 28
     """Unsent answers of all clients that read too slowly, together."""
     client_bodies_bytes_max: int = 1 << 28
@@ -94,8 +95,10 @@ class Accounts:
         self._forget(account)
 
     def hold(self, name: str, body_bytes: int) -> None:
-        """Count bytes of an unfinished body, or count released ones off by a number below 0. Raise ApiError if the
-        client has too many; the bytes stay counted until they are released."""
+        """Count bytes of a body whose answer has not begun, or count released ones off by a number below 0.
+
+        Raise ApiError if the client has too many; the bytes stay counted until they are released.
+        """
         account = self._of(name)
         account.bodies_bytes += body_bytes
         if body_bytes <= 0:

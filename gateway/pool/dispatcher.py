@@ -59,7 +59,7 @@ class Dispatcher:
         return len(self._exchanges)
 
     def submit(self, exchange: AdmissionClient) -> None:
-        """Ask for admission. The exchange gets `dispatched` or `refused`, perhaps before this call returns."""
+        """Ask for admission. The exchange gets `dispatched` or `rejected`, perhaps before this call returns."""
         self._exchanges[exchange.request.id] = exchange
         self.carry_out(self.engine.arrived(exchange.request, self.clock()))
 

@@ -59,7 +59,7 @@ def refusal_error(decision: Reject, again_s: float) -> ApiError:
         message += f"; {decision.ceiling}"
     limit = decision.limit
     is_budget = limit is not None and DAY_S <= limit.window_s < math.inf
-    if not is_budget:  # a budget names the exact time; other clients come back spread over a tenth of the wait
+    if not is_budget:  # a budget ends for one tenant; other clients come back spread over a tenth of the wait
         retry_after_s = _spread(retry_after_s, decision.id)
     headers: list[Header] = []
     # The caller is not willing to wait, and a client library would.

@@ -102,8 +102,8 @@ class WorkingSet:
         self.hold_s = 0.0
         """K / R: seconds for which an idle context counts; 0 if K is not known, so nothing waits."""
         self.first_start: Callable[[], Request | None] | None = None
-        """Function for the oldest start that waits for the set, of the tenant that has received least; None if the
-        order lets no start wait."""
+        """Function for the next start that waits for the set: parked interactions first, then the oldest start of the
+        tenant that has received least, batch last. None if the order lets no start wait."""
         self._tree: Final = tree
         self.kinds: Final = InteractionKinds(APPS_MAX)
         """Learned sizes of contexts, by kind of interaction."""

@@ -1,8 +1,9 @@
 """Virtual Token Counter: the least-served flow goes next ("Fairness in Serving LLMs", OSDI'24, algorithms 2 to 4).
 
-Each flow has a counter of the service it has received, divided by its tenant's weight. Input is charged at dispatch,
-output as it streams, and the true numbers at the end. With `predict_output` the expected output is also charged at
-dispatch, and corrected (algorithm 3). A flow that returns is lifted (see `policies.queue.counters`).
+Each tenant has a counter of the service it has received, divided by its weight, and each flow inside a tenant a counter
+of its own, at weight 1. Input is charged at dispatch, output as it streams, and the true numbers at the end. With
+`predict_output` the expected output is also charged at dispatch, and corrected (algorithm 3). A flow that returns is
+lifted (see `policies.queue.counters`).
 
 Bound, at a gateway (theorem 4.4, with the dispatched requests in place of the running batch): two tenants that are both
 backlogged over an interval receive service, per weight, that differs by at most 2U, with

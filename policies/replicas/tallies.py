@@ -157,7 +157,7 @@ class SharedQuotas:
         self.quotas.under_way_elsewhere = {row.node: int(row.amount) for row in usage}
 
     def cut_off(self, *, refuses: bool) -> None:
-        """Keep to an equal part of what was left of each limit, while no reply comes from the store.
+        """Keep to an equal part of what was left of each limit over time, while no reply comes from the store.
 
         `refuses`: reject every request of a member with a limit.
         """

@@ -119,7 +119,11 @@ class TenantReplica:
         return ()
 
     def cut_off(self, now: float) -> Sequence[Decision]:
-        """Decide alone while no reply comes from the store: keep to this gateway's part of every limit."""
+        """Decide alone while no reply comes from the store.
+
+        This gateway keeps to its part of every limit over time. Of concurrent requests the others are taken to have as
+        many as they last reported.
+        """
         self._is_alone = True
         self._quotas.cut_off(refuses=self._refuses_alone)
         for one in self._undecided.values():

@@ -106,8 +106,8 @@ class Preemption:
         return share * self.received_tokens + at_once_tokens - self.wasted_tokens
 
     def _stoppable(self) -> dict[str, tuple[Request, str, int]]:
-        """Return the running requests that were not yet to be preempted. If one of those runs on, its client has seen
-        something of the answer.
+        """Return the running requests that were not yet to be preempted. One of those runs on if its client has seen
+        something of the answer, or if it is a background request.
         """
         return {id: one for id, one in self.running.items() if id not in self._asked}
 

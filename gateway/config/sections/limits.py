@@ -63,7 +63,7 @@ class Limits(Section):
     upstream_addresses_max: int = Field(default=64, ge=1, le=1000)
     """Engines behind one name."""
     response_buffer_bytes_max: int = Field(default=8_388_608, ge=1024)
-    """Bytes of an answer held for a slow client before reading from the backend pauses."""
+    """Bytes of an answer in one piece that are held until the answer is seen to be whole; a longer one is passed on."""
 
 
 @settings_from(OverloadSettings)

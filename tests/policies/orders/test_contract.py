@@ -29,6 +29,13 @@ def test_every_policy_states_its_claim() -> None:
     assert sorted(CLAIMS) == sorted(POLICIES)
 
 
+@every_policy
+def test_every_order_has_one_for_the_queue_of_one_engine(name: str) -> None:
+    """A placement that assigns requests to engines needs it."""
+    order = make(name).order
+    assert type(order.beside("one")) is type(order)
+
+
 # --- P1, P3 ---
 
 
