@@ -330,7 +330,7 @@ def _headers() -> Iterator[str]:
         "",
         "## What does not pass",
         "",
-        "These fields of a client do not reach the engine (`host`, `content-length`, `x-request-id`: the gateway's do):",
+        "These fields of a client do not reach the engine (`host`, `content-length`, `x-request-id`: the gateway's):",
         "",
         ", ".join(code(name) for name in dropped)
         + ", and all that begin with `proxy-`, `x-fairgate-` or `x-forwarded-`, or that `connection` names. All others "

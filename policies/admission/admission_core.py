@@ -42,7 +42,7 @@ class AskingEngine(Protocol):
     def peers_asked(self, request_id: str, now: float) -> None:
         """Count the request, because the other gateways are asked about it now."""
 
-    def decided(self, request_id: str, refused: Rejection | None, now: float) -> Sequence[Decision]:
+    def decided(self, request_id: str, rejected: Rejection | None, now: float) -> Sequence[Decision]:
         """Queue the request after their answer, or reject it if it is beyond a limit (`rejected`)."""
 
 
@@ -158,17 +158,17 @@ class AdmissionCore:
         return self.overload.observe(self.backends.values(), blocked, now)
 
     def _admit_or_reject(
-        self, request: Request, refused: Rejection | None, now: float, pressure: Pressure, *, asks: bool = False
+        self, request: Request, rejected: Rejection | None, now: float, pressure: Pressure, *, asks: bool = False
     ) -> Sequence[Decision]:
         """Admit a request to the queue, or reject it: as `rejected`, or because the queue has no room for it.
 
         `asks`: other gateways are asked before it is queued.
         """
-        victims = self._waiting.evictions_for(request, now) if refused is None else None
+        victims = self._waiting.evictions_for(request, now) if rejected is None else None
         if victims is None:
-            refused = refused or Rejection(RejectReason.QUEUE_FULL, 0.0)
+            rejected = rejected or Rejection(RejectReason.QUEUE_FULL, 0.0)
             self.requests.rejected(request, now)
-            return (self._reject(request, refused, now, pressure),)
+            return (self._reject(request, rejected, now, pressure),)
         decisions: list[Decision] = []
         if self._waiting.places.due:
             request.progress.came_back = self._waiting.places.take(request)
@@ -285,16 +285,16 @@ class AdmissionCore:
             self.peers.forget(request)
         self.requests.withdrawn(request, now)
 
-    def _reject(self, request: Request, refused: Rejection, now: float, pressure: Pressure) -> Reject:
+    def _reject(self, request: Request, why: Rejection, now: float, pressure: Pressure) -> Reject:
         """Record and return a rejection, with the time until its limit has room and the request would be served."""
         self.interactions.cut(request)
-        again_s = max(1.0, refused.retry_after_s)
-        if self._waiting.requests and (refused.limit is not None or not refused.retry_after_s):
+        again_s = max(1.0, why.retry_after_s)
+        if self._waiting.requests and (why.limit is not None or not why.retry_after_s):
             again_s = max(again_s, self.requests.expected(request, now, comes=True).wait_s)
-        if refused.reason is RejectReason.QUEUE_FULL:
-            again_s = self._waiting.comes_back_in(request, refused.reason, again_s, now)
-        ceiling = self.requests.tree.ceiling_in_words(request) if refused.reason in WAITED else ""
-        rejected = Reject(request.id, refused.reason, min(WAIT_S_MAX, again_s), refused.limit, ceiling)
+        if why.reason is RejectReason.QUEUE_FULL:
+            again_s = self._waiting.comes_back_in(request, why.reason, again_s, now)
+        ceiling = self.requests.tree.ceiling_in_words(request) if why.reason in WAITED else ""
+        rejected = Reject(request.id, why.reason, min(WAIT_S_MAX, again_s), why.limit, ceiling)
         self.recent.note(rejected, request, now, pressure)
         return rejected
 

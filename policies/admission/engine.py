@@ -104,9 +104,9 @@ class AdmissionEngine(AdmissionCore):
                 if request.progress.state is State.UNDECIDED:
                     self.peers.ask(self, request)
                 return decisions
-            refused = self.quotas.find_rejection(request, now) if self.quotas is not None else None
-            refused = refused or self.requests.find_rejection(request, pressure, now)
-            return self._admit_or_reject(request, refused, now, pressure)
+            rejected = self.quotas.find_rejection(request, now) if self.quotas is not None else None
+            rejected = rejected or self.requests.find_rejection(request, pressure, now)
+            return self._admit_or_reject(request, rejected, now, pressure)
         except Exception as error:
             return self._mend(error, request.id, now, request)
 
@@ -116,7 +116,7 @@ class AdmissionEngine(AdmissionCore):
         if request is not None:
             self.requests.asked(request, self._time(now))
 
-    def decided(self, request_id: str, refused: Rejection | None, now: float) -> Sequence[Decision]:
+    def decided(self, request_id: str, rejected: Rejection | None, now: float) -> Sequence[Decision]:
         """Queue a request after the answer of other gateways, or reject it if it is beyond a limit (`rejected`)."""
         try:
             now = self._time(now)
@@ -130,10 +130,10 @@ class AdmissionEngine(AdmissionCore):
             request.progress.deadline_s = since_s + self.limits.wait_s(request)
             self._waiting.add(request)
             pressure = self._observe(now)
-            refused = refused or self.requests.find_rejection(request, pressure, now)
-            if refused is not None:
+            rejected = rejected or self.requests.find_rejection(request, pressure, now)
+            if rejected is not None:
                 self.requests.rejected(request, now)
-                return (self._reject(request, refused, now, pressure),)
+                return (self._reject(request, rejected, now, pressure),)
             self._waits.answered(request, now)
             self.requests.admitted(request, now)
             decisions: list[Decision] = []

@@ -1,9 +1,9 @@
 """Deficit Longest Prefix Match: the request with the longest cached prefix goes next, within a quantum for each flow.
 
 ("Locality-aware Fair Scheduling in LLM Serving", arXiv 2501.14312, algorithm 1.) Each tenant has a deficit, and each
-flow inside it. A deficit is refilled by a quantum (a tenant's times its weight) when nobody that waits beside it has any
-deficit left. Among the flows with deficit left, the request with the longest cached prefix goes first. Only input that
-the cache lacks is charged (`cached_weight`): as estimated at dispatch, and as the engine reports it at the end.
+flow inside it. A deficit is refilled by a quantum (a tenant's times its weight) when nobody that waits beside it has
+any deficit left. Among the flows with deficit left, the request with the longest cached prefix goes first. Only input
+that the cache lacks is charged (`cached_weight`): as estimated at dispatch, and as the engine reports it at the end.
 
 Rounds of refilling are not simulated. This order is `orders.rr` with matches deciding inside a round: a flow that has
 received c has deficit left in round floor(c / quantum). So refills of any depth are one division. A flow that leaves

@@ -21,7 +21,7 @@ IDLE_S: Final = 4 * INTERVAL_S
 WAITS_S: Final = 3 * IDLE_S
 """Age of a reply beyond which a request that waited at another gateway no longer delays a request here."""
 URGENT_S: Final = INTERVAL_S / 5
-"""Time between sync rounds while the speaker is urgent."""
+"""Time between sync rounds while the source is urgent."""
 DEADLINE_S: Final = 20 * INTERVAL_S
 """Time after which a reply counts as lost."""
 ALONE_S: Final = 2 * DEADLINE_S
@@ -50,14 +50,14 @@ class Schedule:
     """State of one gateway's sync rounds about one pool or about the tenants: when the next begins, what is repeated,
     when to go on alone.
 
-    The schedule takes the report from its speaker, numbers it, repeats it after a loss, and hands the reply on. When no
-    reply comes for too long, the schedule decides that the gateway is partitioned, and tells the speaker (`cut_off`).
+    The schedule takes the report from its source, numbers it, repeats it after a loss, and hands the reply on. When no
+    reply comes for too long, the schedule decides that the gateway is partitioned, and tells the source (`cut_off`).
     """
 
-    def __init__(self, speaker: ReportSource, *, start_s: float = ALONE_S) -> None:
+    def __init__(self, source: ReportSource, *, start_s: float = ALONE_S) -> None:
         """Begin. `start_s`: time without a first reply after which the gateway goes on alone."""
         self.is_alone = False
-        self._speaker = speaker
+        self._source = source
         self._number = 0
         self._pending: ReplicaReport | None = None
         self._is_repeated = self._is_late = False
@@ -68,9 +68,9 @@ class Schedule:
         """Return when the next sync round begins. Not to be called during a round."""
         if self.is_alone:
             return self._due_s
-        if self._speaker.is_urgent():
+        if self._source.is_urgent():
             return min(self._due_s, self._asked_s + URGENT_S)
-        if self._speaker.is_busy():
+        if self._source.is_busy():
             return min(self._due_s, self._asked_s + INTERVAL_S)
         return self._due_s
 
@@ -83,7 +83,7 @@ class Schedule:
         self._is_late = self._due_s != float("-inf") and now - self._due_s > ALONE_S
         if self._pending is None:
             self._number += 1
-            self._pending = self._speaker.report(now)
+            self._pending = self._source.report(now)
         self._asked_s = now
         return self._number, self._pending
 
@@ -95,10 +95,10 @@ class Schedule:
         as_of_s = self._answered_s if self._is_late else self._asked_s
         self._answered_s = self._asked_s
         # A repeated report is old: changes since then are reported at once.
-        interval_s = INTERVAL_S if self._speaker.is_busy() else IDLE_S
+        interval_s = INTERVAL_S if self._source.is_busy() else IDLE_S
         self._due_s = now if self._is_repeated or self._is_late else self._asked_s + interval_s
         self.is_alone = False
-        return self._speaker.receive(view, as_of_s, now)
+        return self._source.receive(view, as_of_s, now)
 
     def lost(self, now: float) -> Sequence[Decision]:
         """End a sync round without a reply."""
@@ -106,4 +106,4 @@ class Schedule:
         if not self.is_alone and now - self._answered_s < self._alone_s:
             return ()
         self.is_alone = True
-        return self._speaker.cut_off(now)
+        return self._source.cut_off(now)

@@ -70,7 +70,7 @@ class StateConfig(Section):
     """memory: shared by the workers only. redis://HOST:PORT/DATABASE, rediss:// (TLS) or unix:///PATH: a Redis, Valkey
     or Redis Cluster for all replicas; ${NAME}: from the environment."""
     limits_without_redis: Literal["share", "refuse"] = "share"
-    """Conduct of a replica without Redis: keep to its share of limits over time, or refuse tenants that have a limit."""
+    """Conduct of a replica without Redis: keep to its part of limits over time, or refuse tenants with a limit."""
 
     @property
     def redis_url(self) -> str | None:

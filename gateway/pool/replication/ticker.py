@@ -30,7 +30,7 @@ class SyncRounds:
         self,
         store: Store,
         name: str,
-        speaker: ReportSource,
+        source: ReportSource,
         carry_out: Callable[[Sequence[Decision]], None],
         *,
         start_s: float = ALONE_S,
@@ -40,9 +40,9 @@ class SyncRounds:
         self.about = name
         self.answered = 0
         self.lost = 0
-        self.schedule = Schedule(speaker, start_s=start_s)
+        self.schedule = Schedule(source, start_s=start_s)
         self._store = store
-        self._speaker = speaker
+        self._source = source
         self._carry_out = carry_out
         self._wakes = asyncio.Event()
 
@@ -82,7 +82,7 @@ class SyncRounds:
 
     def wake_if_urgent(self) -> None:
         """Wake the wait for the next round if a report has become urgent."""
-        if self._speaker.is_urgent():
+        if self._source.is_urgent():
             self._wakes.set()
 
     async def run_once(self) -> None:

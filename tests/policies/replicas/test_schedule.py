@@ -36,9 +36,9 @@ def exchanges(schedule: Schedule, *times_s: float) -> None:
 
 @pytest.mark.interpreted_only("a gateway that tells nothing")
 def test_an_answer_to_a_gateway_that_stood_still_is_as_old_as_the_answer_before() -> None:
-    speaker = ReportSource()
-    exchanges(Schedule(speaker), 0.0, 0.025, 5.0, 5.001)
-    assert speaker.as_of_s == [0.0, 0.025, 0.025, 5.001]
+    source = ReportSource()
+    exchanges(Schedule(source), 0.0, 0.025, 5.0, 5.001)
+    assert source.as_of_s == [0.0, 0.025, 0.025, 5.001]
 
 
 @pytest.mark.interpreted_only("a gateway that tells nothing")
