@@ -13,8 +13,13 @@ from lab.all_experiments import EXPERIMENTS
 from lab.command import reproduce
 from lab.experiment import Findings, Inputs, Verdict
 from lab.vtc import figures, paper_tables
+from lab.vtc.fairness import backlogged_gap
 from lab.vtc.gateway_window import production
+from lab.vtc.paper_tables import RECORDED, recorded_row
+from lab.vtc.recorded import measures, read_runs
 from lab.vtc.runs import arena
+from policies.request import Flow
+from simulation.run import Arrival, Record
 
 pytestmark = pytest.mark.interpreted_only("baselines extend what is compiled")
 
@@ -22,6 +27,8 @@ TRACES = Path(__file__).parents[3] / "shared" / "traces"
 needs_arena = pytest.mark.skipif(
     not (TRACES / "vtc_arena27_10min.csv.gz").exists(), reason="needs the trace of 27 clients of the VTC artifact"
 )
+RUNS = TRACES / "vtc_artifact_runs.csv.gz"
+needs_runs = pytest.mark.skipif(not RUNS.exists(), reason=f"needs the recorded runs of the VTC artifact: {RUNS.name}")
 HEADER = "run,scheduler,suite,client,input_tokens,output_tokens,t_s,ttft_s,e2e_s"
 
 
@@ -176,3 +183,33 @@ def test_the_gateway_is_nearly_as_fair_as_a_scheduler_in_the_engine() -> None:
     point = production(arena(Inputs(TRACES)), profile("a10g-llama2-7b"))
     assert point.gap < 1.1 * 252, "arrival order has 440"
     assert point.tokens_per_s > 0.98 * 764
+
+
+# --- to the printed digits on the records of the authors ---
+
+
+def test_the_exact_gap_counts_only_while_both_wait() -> None:
+    def record(client: str, arrived_s: float, dispatched_s: float, tokens: list[float]) -> Record:
+        return Record(Arrival(client, Flow(client), arrived_s, 10, len(tokens)), dispatched_s, tokens)
+
+    alone = [record("a", 0.0, 1.0, [2.0, 3.0]), record("b", 5.0, 6.0, [7.0])]
+    assert backlogged_gap(alone) == 0.0
+    # From 0 to 4 both have one waiting; a's other request brings it 10 for the prompt and 2 for each token until then.
+    both = [record("a", 0.0, 1.0, [2.0, 3.0, 5.0]), record("a", 0.0, 4.0, [6.0]), record("b", 0.0, 9.0, [10.0])]
+    assert backlogged_gap(both) == 24.0
+
+
+@needs_runs
+@pytest.mark.parametrize(("name", "run", "cost", "printed"), RECORDED, ids=[cell[0] for cell in RECORDED])
+def test_recorded_runs_give_the_printed_cells(
+    name: str, run: int, cost: str, printed: tuple[float, float, float]
+) -> None:
+    [recorded] = [each for each in read_runs(RUNS) if each.run == str(run)]
+    assert recorded_row(name, measures(recorded), cost, printed).verdict == "met"
+
+
+@needs_runs
+def test_recorded_throughput_is_that_of_the_tables() -> None:
+    rates = {run.run: measures(run).throughput for run in read_runs(RUNS)}
+    printed = {"31": 777, "9": 779, "12": 781, "34": 340, "37": 694, "28": 876, "6": 893, "11": 895}
+    assert {run: round(rates[run]) for run in printed} == printed
