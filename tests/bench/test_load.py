@@ -86,13 +86,6 @@ async def test_a_reply_that_is_not_whole_counts_as_failed(answer: list[bytes]) -
     assert not reply.ok
 
 
-@pytest.mark.parametrize(("told", "waits_s"), [(b"2", 2), (b"3600", 5), (b"soon", 0.05)])
-async def test_a_refused_client_waits_as_it_is_told_to_but_not_for_long(told: bytes, waits_s: float) -> None:
-    answer = b"HTTP/1.1 429 Busy\r\nRetry-After: " + told + b"\r\nContent-Length: 2\r\n\r\n{}"
-    (reply,) = await Server([answer]).ask(1)
-    assert reply.again_after_s == waits_s
-
-
 def test_a_request_asks_for_the_lengths_it_names() -> None:
     head, _, body = (
         Request(words_in=30, tokens_out=20, key="k", user="u").encode("h", random.Random(1)).partition(b"\r\n\r\n")
