@@ -55,6 +55,8 @@ async def test_slots_and_context_are_known_before_any_load(start: Starter, model
         [engine] = (await live.get("/state", admin=True)).json["pools"][0]["backends"]
         assert engine["engine"].startswith(f"llama.cpp: {SLOTS} slots of {CONTEXT:,} tokens; ")
         assert "tenants share its prompt cache" in engine["engine"]
+        info = [key for key in await live.metrics() if key[0] == "fairgate_backend_info"]
+        assert [kind for _, _, kind, _ in info] == ["llama.cpp"]
         refused = await live.ask(CHAT, chat("x" * 3 * CONTEXT, max_tokens=5))
         assert (refused.status, refused.error["type"]) == (400, "exceed_context_size_error")
         assert (await live.ask(CHAT, chat(max_tokens=5))).status == 200
