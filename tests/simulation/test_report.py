@@ -214,7 +214,7 @@ def seen_of(policy: str, *tenants: TenantResult, backends: int = 1) -> ReplayRes
     return ReplayResult(policy, backends, 1, 1, {}, None, 1.0, 1.0, None, 0.0, 0, 0, 1.0, tenants, {}, [])
 
 
-def test_it_names_who_gains_most() -> None:
+def test_it_names_who_gains_most_and_who_pays() -> None:
     unfair = seen_of("fcfs", of_tenant("heavy", 14.0), of_tenant("light", 12.0), of_tenant("lighter", 11.0))
     fair = seen_of("fairserve", of_tenant("heavy", 14.5), of_tenant("light", 0.3), of_tenant("lighter", 3.0))
     assert verdict([unfair, seen_of("vtc"), fair]) == (
@@ -222,9 +222,6 @@ def test_it_names_who_gains_most() -> None:
         "`fairserve` 0.300 s. Nobody pays."
     )
     assert named([unfair, fair]) == ("light", "")
-
-
-def test_it_names_who_pays() -> None:
     unfair = seen_of("fcfs", of_tenant("heavy", 14.0), of_tenant("light", 12.0), of_tenant("flood", 2.0))
     fair = seen_of("vtc", of_tenant("heavy", 15.0), of_tenant("light", 0.3), of_tenant("flood", 9.0))
     assert verdict([unfair, fair]).endswith(
