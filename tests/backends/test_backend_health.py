@@ -123,26 +123,24 @@ async def test_the_filtered_page_is_enough(engine: Engine, session: aiohttp.Clie
     assert engine.accepts == {"text/plain"}
 
 
-async def test_an_empty_filtered_page_is_asked_for_once(engine: Engine, session: aiohttp.ClientSession) -> None:
-    engine.pages = {"/metrics/": (200, b""), "/metrics": (200, PAGE.encode())}
-    async with scraping(engine, session) as seen:
-        for _ in range(3):
-            await seen.get()
-    assert engine.asked[:4] == ["/metrics/", "/metrics", "/metrics", "/metrics"]
-
-
-async def test_after_a_failed_scrape_the_next_one_starts_anew(engine: Engine, session: aiohttp.ClientSession) -> None:
+async def test_an_empty_filtered_page_is_asked_for_once_and_after_a_failure_anew(
+    engine: Engine, session: aiohttp.ClientSession
+) -> None:
     async with scraping(engine, session) as seen:
         await until(lambda: len(engine.asked) > 4)
     assert engine.asked[:4] == ["/metrics/", "/metrics"] * 2
     assert seen.empty()
-
-
-async def test_a_scrape_that_hangs_is_bounded(engine: Engine, session: aiohttp.ClientSession) -> None:
+    engine.pages = {"/metrics/": (200, b""), "/metrics": (200, PAGE.encode())}
+    engine.asked.clear()
+    async with scraping(engine, session) as seen:
+        for _ in range(3):
+            await seen.get()
+    assert engine.asked[:4] == ["/metrics/", "/metrics", "/metrics", "/metrics"]
+    engine.asked.clear()
     engine.hold.clear()
     async with scraping(engine, session, timeout_s=0.05) as seen:
         await until(lambda: len(engine.asked) > 1)
-    assert set(engine.asked) == {"/metrics/"}, "nor would another path answer"
+    assert set(engine.asked) == {"/metrics/"}, "one that hangs is bounded, nor would another path answer"
     assert seen.empty()
 
 
@@ -164,6 +162,9 @@ async def test_models_are_listed_or_refused(engine: Engine, session: aiohttp.Cli
         ModelCard("lora", None, parent="a"),
         ModelCard("b", None),
     ]
+    for length in (b"-5", b"0", b"9" * 400):
+        engine.pages = {"/v1/models": (200, b'{"data":[{"id":"a","max_model_len":%b}]}' % length)}
+        assert await fetch_models(ControlClient(engine.url, session)) == [ModelCard("a", None)], "it is not known"
     deep = b'{"data":[],"x":' + b"[" * 100_000
     for status, body in ((200, b"<html>"), (200, deep), (500, b"{}"), (401, b"{}"), (403, b"{}")):
         engine.pages = {"/v1/models": (status, body)}
@@ -186,12 +187,3 @@ async def test_a_redirect_is_no_answer_and_is_not_followed(
         await until(lambda: len(engine.asked) > asked + 2)
     assert seen.empty()
     assert "/elsewhere" not in engine.asked
-
-
-ODD_LENGTHS = (b"-5", b"0", b"9" * 400)
-
-
-async def test_a_length_that_is_none_is_not_known(engine: Engine, session: aiohttp.ClientSession) -> None:
-    for length in ODD_LENGTHS:
-        engine.pages = {"/v1/models": (200, b'{"data":[{"id":"a","max_model_len":%b}]}' % length)}
-        assert await fetch_models(ControlClient(engine.url, session)) == [ModelCard("a", None)]

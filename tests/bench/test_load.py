@@ -1,12 +1,14 @@
 """The load generator measures what it says: checked on real sockets against replies cut in every place."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 import random
 
 import pytest
 
-from bench import report
+from bench.all import HEADS, PAGE, ROWS, Row, written
 from bench.load import Client, Reply, Request
 
 EVENTS = b'data: {"choices":[]}\n\ndata: {"usage":{"prompt_tokens": 31}}\n\ndata: [DONE]\n\n'
@@ -66,12 +68,6 @@ async def test_two_streams_share_one_connection_and_are_both_whole() -> None:
     assert server.connections == 1
 
 
-async def test_a_comment_is_no_first_token() -> None:
-    answer = SSE_HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(b": keep-alive\n\n")
-    (reply,) = await Server([answer]).ask(1)
-    assert (reply.events, reply.first_s, reply.ok) == (0, 0.0, False)
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -90,23 +86,6 @@ async def test_a_reply_that_is_not_whole_counts_as_failed(answer: list[bytes]) -
     assert not reply.ok
 
 
-@pytest.mark.parametrize(("told", "waits_s"), [(b"2", 2), (b"3600", 5), (b"soon", 0.05)])
-async def test_a_refused_client_waits_as_it_is_told_to_but_not_for_long(told: bytes, waits_s: float) -> None:
-    answer = b"HTTP/1.1 429 Busy\r\nRetry-After: " + told + b"\r\nContent-Length: 2\r\n\r\n{}"
-    (reply,) = await Server([answer]).ask(1)
-    assert reply.again_after_s == waits_s
-
-
-async def test_nobody_listening_is_a_failed_reply() -> None:
-    server = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    server.close()
-    await server.wait_closed()
-    reply = await Client(url).send(Request(words_in=3, tokens_out=2))
-    assert reply.broken
-    assert not reply.ok
-
-
 def test_a_request_asks_for_the_lengths_it_names() -> None:
     head, _, body = (
         Request(words_in=30, tokens_out=20, key="k", user="u").encode("h", random.Random(1)).partition(b"\r\n\r\n")
@@ -118,6 +97,34 @@ def test_a_request_asks_for_the_lengths_it_names() -> None:
     assert f"Content-Length: {len(body)}".encode() in head
 
 
-def test_quantiles_are_nearest_rank() -> None:
-    values = list(range(1, 101))
-    assert (report.quantile(values, 0.95), report.median(values), report.median([3, 1, 2])) == (95, 50.5, 2)
+# --- the page of results ---
+
+
+TEXT = PAGE.read_text(encoding="utf-8")
+BLOCKS = ("gateways", "vllm", "running")
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_block_is_replaced_alone(block: str) -> None:
+    begin, end = f"<!-- {block} -->\n", "<!-- end -->"
+    before, _, rest = TEXT.partition(begin)
+    after = rest.partition(end)[2]
+    once = written(TEXT, block, "numbers")
+    assert once == f"{before}{begin}\nnumbers\n\n{end}{after}"
+    assert written(once, block, "numbers") == once
+
+
+def test_the_page_has_each_row_in_the_form_that_is_written() -> None:
+    assert f"| {' | '.join(HEADS)} |" in TEXT
+    assert all(f"| {row.measure} |" in TEXT for row in ROWS)
+
+
+@pytest.mark.parametrize(
+    ("ours", "is_least", "met"),
+    [(90.0, True, "0.9: no"), (99.0, True, "0.99: yes"), (90.0, False, "0.9: yes"), (99.0, False, "0.99: no")],
+)
+def test_a_row_says_whether_fairgate_keeps_its_limit(ours: float, is_least: bool, met: str) -> None:
+    row = Row("measure", ("flood", "clients", "64"), "rate", limit=0.95, over="nginx", is_least=is_least)
+    routes = {"nginx": {"rate": 100.0}, "fairgate": {"rate": ours}}
+    bound = f"at {'least' if is_least else 'most'} 0.95 of nginx"
+    assert row.cells({"flood": {"clients": {"64": routes}}}) == ["measure", "", "100", f"{ours:.0f}", bound, met]

@@ -105,17 +105,3 @@ async def test_other_work_gets_the_room_and_nothing_is_lost_or_charged_twice(sta
         charged = [service.output for service in live.charged.values()]
         assert sorted(charged) == [3, *[200] * 40]
         await until(sim.is_idle)
-
-
-async def test_a_stream_that_was_begun_is_not_preempted(start: Starter) -> None:
-    async with simulated() as sim, start(sim.url, tenants=TENANTS, apps=APPS) as live:
-        streams = [
-            asyncio.ensure_future(live.ask(CHAT, chat(f"n{n}", stream=True, **LONG), key="key-of-night"))
-            for n in range(12)
-        ]
-        leases = live.engine.requests.leases
-        await until(lambda: sum(lease.started_s is not None for lease in leases.values()) > 0)
-        owner = await live.ask(CHAT, chat("o", max_tokens=3), key="key-of-owner")
-        assert owner.status == 200
-        assert [each.status for each in await asyncio.gather(*streams)] == [200] * 12
-        assert live.engine.requests.preemption.preempted <= 2, "as many as wait inside the engine"

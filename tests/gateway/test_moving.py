@@ -214,23 +214,6 @@ async def test_two_that_name_each_other_do_not_pass_requests_to_and_fro(start: S
             running.cancel()
 
 
-async def test_nobody_gives_way_to_those_that_move(start: Starter) -> None:
-    held = Held()
-    async with (
-        Upstream(held) as small,
-        waiting(start, small.url, Held(), limits={"queue_requests_max": 4}) as (live, _),
-    ):
-        one, other = both(live)
-        there = [asyncio.create_task(live.ask(CHAT, chat() | {"model": "small"}, key="bob")) for _ in range(4)]
-        await until(lambda: queued(other) == 3)
-        asked = [await asks(live, "alice") for _ in range(4)]
-        drain(one)
-        await until(lambda: queued(one) == 3)
-        assert queued(other) == 4
-        held.may.set()
-        assert {(await each).status for each in (*there, *asked)} == {200}
-
-
 async def test_a_client_that_leaves_on_the_way_leaves_no_trace(start: Starter) -> None:
     held = Held()
     async with Upstream(held) as small, waiting(start, small.url, Held()) as (live, _):

@@ -30,7 +30,7 @@ from tests.kit.tracing import end
 from tests.ports import free_port
 
 
-async def test_the_queue_and_its_engine_say_who_waits_and_for_what(start: Starter) -> None:
+async def test_the_queue_and_its_engine_say_who_waits_and_for_what_in_the_state_and_in_top(start: Starter) -> None:
     async with full(start) as gate:
         [pool] = (await seen(gate.live, "/state"))["pools"]
         assert (pool["limited_by"], pool["waits_for"]) == ("kv", "for KV")
@@ -51,6 +51,14 @@ async def test_the_queue_and_its_engine_say_who_waits_and_for_what(start: Starte
         assert (engine["running_sequences"], engine["kv_capacity_tokens"]) == (3, 12288)
         assert 0 <= engine["kv_ratio"] <= 1
         assert 0 < engine["kv_expected_ratio"] <= 1
+        code, out, said = await run("top", "--admin", gate.live.admin_url)
+        assert (code, said) == (0, "")
+        assert "\x1b" not in out
+        assert "pool pool, policy fairserve: 1 waiting, 3 running" in out
+        assert "1 request of holder in the queue: the KV cache has no room" in out
+        assert re.search(r"^tenant +weight +received +due +queued +running +p50 +p95 +refused", out, re.M)
+        assert re.search(r"^holder +1 +100.0% +100.0% +1 +3 ", out, re.M)
+        assert re.search(r"^127.0.0.1:\d+ +3 +[48] +[\d.]+% +0 +(steps|metrics) +kv", out, re.M)
         gate.release()
         await until(gate.live.holds_nothing)
         [pool] = (await seen(gate.live, "/state"))["pools"]
@@ -98,7 +106,9 @@ async def test_tenants_have_what_they_received_and_what_they_were_due(start: Sta
         assert light["refused_requests"] == {"over_user_limit": 1}
 
 
-async def test_what_one_process_sees_reaches_another_and_is_put_together(start: Starter) -> None:
+async def test_what_one_process_sees_reaches_another_and_is_put_together_with_percentiles_of_nearest_rank(
+    start: Starter,
+) -> None:
     async with full(start) as gate:
         found, ends = of_process(gate.live.gateway), gate.live.gateway.recent.latest(9)
         assert decoded(encoded(found, ends, 9)) == (found, ends, 9)
@@ -109,12 +119,8 @@ async def test_what_one_process_sees_reaches_another_and_is_put_together(start: 
         after = present.state(later, gate.live.gateway.recent)()["pools"][0]["tenants"]
         assert after[0]["oldest_wait_s"] == before[0]["oldest_wait_s"], "all times of a look by one clock"
         assert all(later.at_s - 60 < each.dispatched_s <= later.at_s for each in later.pools[0].running)
-
-
-async def test_percentiles_of_waits_are_those_of_the_nearest_rank(start: Starter) -> None:
-    """Of twenty waits the 10th is the median, and the 19th the 95th percentile."""
-    async with full(start) as gate:
-        found, recent = of_process(gate.live.gateway), RecentRequests()
+        # Of twenty waits the 10th is the median, and the 19th the 95th percentile.
+        recent = RecentRequests()
         at_s: dict[str, Any] = {"dispatched_s": found.at_s - 2.0, "ended_s": found.at_s - 1.0, "service": 1.0}
         at_s["pool"] = "pool"
         recent.add_reported([end("t", queue_s=float(wait_s), first_token_s=0.0004, **at_s) for wait_s in range(1, 21)])
@@ -160,18 +166,6 @@ def test_what_one_does_not_ask_for_is_left_to_the_others(
 
 
 # --- fairgate top ---
-
-
-async def test_top_shows_tenants_engines_and_what_limits_them(start: Starter) -> None:
-    async with full(start) as gate:
-        code, out, said = await run("top", "--admin", gate.live.admin_url)
-        assert (code, said) == (0, "")
-        assert "\x1b" not in out
-        assert "pool pool, policy fairserve: 1 waiting, 3 running" in out
-        assert "1 request of holder in the queue: the KV cache has no room" in out
-        assert re.search(r"^tenant +weight +received +due +queued +running +p50 +p95 +refused", out, re.M)
-        assert re.search(r"^holder +1 +100.0% +100.0% +1 +3 ", out, re.M)
-        assert re.search(r"^127.0.0.1:\d+ +3 +[48] +[\d.]+% +0 +(steps|metrics) +kv", out, re.M)
 
 
 async def test_long_names_are_cut(start: Starter) -> None:

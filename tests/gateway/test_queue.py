@@ -69,27 +69,32 @@ async def test_who_waits_too_long_is_told_when_to_come_back(start: Starter) -> N
 EXPECTED, WILLING = "x-fairgate-expected-wait-s", "x-fairgate-wait-s-max"
 
 
-async def test_an_answer_that_waited_says_what_was_expected_and_one_at_once_says_nothing(start: Starter) -> None:
+async def test_what_is_expected_is_told_and_refused_to_who_is_not_willing_to_wait_so_long(start: Starter) -> None:
+    """Operators see it, and how often it was true; an answer that did not wait says nothing of it."""
     async with busy(start) as one:
         tasks = await one.fill(5)
+        for number, willing in enumerate(("0", "0.001"), 1):
+            refused = await one.ask(said={WILLING: willing})
+            assert (refused.status, refused.error["code"]) == (429, "wait_too_long")
+            assert refused.headers["x-should-retry"] == "false"
+            told_s = float(refused.headers[EXPECTED])
+            assert int(refused.headers["retry-after"]) - 1 <= told_s <= int(refused.headers["retry-after"])
+            assert one.live.engine.queued == 5
+            line = (await one.live.lines(number))[-1]
+            assert (line["outcome"], line["reason"]) == ("refused", "wait_too_long")
+        [pool] = (await one.live.get("/state", admin=True)).json["pools"]
+        waits = [each["expected_wait_s"] for each in pool["requests"]]
+        assert waits == sorted(waits)
+        assert waits[0] > 0
+        explained = (await one.live.get(f"/explain/{pool['requests'][0]['request_id']}", admin=True)).json
+        assert explained["expected_wait_s"] == waits[0]
+        assert explained["numbers"]["expected_wait_s"] > 0
+        assert "it was told " in explained["sentence"]
+        assert (await one.live.metrics())["fairgate_expected_waits_total", "right", "pool"] == 0
         one.release.set()
         waits = sorted([float((await task).headers[EXPECTED]) for task in tasks])
         assert 0 < waits[0] < waits[-1]
         assert EXPECTED not in (await one.ask()).headers
-
-
-@pytest.mark.parametrize("willing", ["0", "0.001"])
-async def test_who_is_not_willing_to_wait_so_long_is_refused_at_once(start: Starter, willing: str) -> None:
-    async with busy(start) as one:
-        await one.fill(5)
-        refused = await one.ask(said={WILLING: willing})
-        assert (refused.status, refused.error["code"]) == (429, "wait_too_long")
-        assert refused.headers["x-should-retry"] == "false"
-        told_s = float(refused.headers[EXPECTED])
-        assert int(refused.headers["retry-after"]) - 1 <= told_s <= int(refused.headers["retry-after"])
-        assert one.live.engine.queued == 5
-        [line] = [line for line in await one.live.lines(1) if line["reason"] == "wait_too_long"]
-        assert line["outcome"] == "refused"
 
 
 async def test_what_is_no_number_of_seconds_is_an_error(start: Starter) -> None:
@@ -108,21 +113,6 @@ async def test_a_stream_that_waits_says_about_how_long_and_behind_how_many(start
             assert re.fullmatch(r": waiting, between \d+ seconds? and \d+ seconds?, behind 3 requests\n\n", comment)
             one.release.set()
             assert b"[DONE]" in await response.read()
-
-
-async def test_operators_see_what_was_expected_and_how_often_that_was_true(start: Starter) -> None:
-    async with busy(start) as one:
-        await one.fill(3)
-        [pool] = (await one.live.get("/state", admin=True)).json["pools"]
-        waits = [each["expected_wait_s"] for each in pool["requests"]]
-        assert waits == sorted(waits)
-        assert waits[0] > 0
-        explained = (await one.live.get(f"/explain/{pool['requests'][0]['request_id']}", admin=True)).json
-        assert explained["expected_wait_s"] == waits[0]
-        assert explained["numbers"]["expected_wait_s"] > 0
-        assert "it was told " in explained["sentence"]
-        metrics = await one.live.metrics()
-        assert metrics["fairgate_expected_waits_total", "right", "pool"] == 0
 
 
 COMMENT_S = 0.1

@@ -29,7 +29,7 @@ from tests.commands import Running, run, running
 from tests.gateway.capture import Upstream
 from tests.gateway.live import CHAT, SMALL, Answer, Simulated, chat, simulated, until
 from tests.gateway.load import tenants
-from tests.kit.floods import Flood, answered, ratio_of
+from tests.kit.floods import Flood, answered
 from tests.kit.served import Streams, config_file
 from tests.kit.working import WORKERS, Workers, working
 from tests.redis_server import RedisServer
@@ -258,14 +258,13 @@ async def is_full(gate: Gate) -> bool:
 async def gate_of(directory: Path, engine: Simulated, **fields: Any) -> AsyncIterator[Gate]:
     """The number of slots is configured: all workers together keep to it."""
     pools = [{"name": "pool", "backends": [{"url": engine.url, "max_num_seqs": ENGINE.max_num_seqs}]}]
-    quotas = fields.pop("quotas", {})
-    named = [each | {"quota": quotas.get(each["name"])} for each in tenants(heavy=4, light=1, probe=1)]
+    named = tenants(heavy=4, light=1, probe=1)
     config = config_file(
         directory,
         engine.url,
         workers=WORKERS,
         pools=pools,
-        policy=fields.pop("policy", "vtc"),
+        policy="vtc",
         tenants=named,
         access_log="off",
         drain_s=1,
@@ -279,15 +278,6 @@ async def gate_of(directory: Path, engine: Simulated, **fields: Any) -> AsyncIte
         await gate.find_workers()
         yield gate
         assert "Traceback" not in command.said, command.said
-
-
-async def test_floods_at_different_workers_are_served_by_weight(tmp_path: Path) -> None:
-    async with simulated(ENGINE) as engine, gate_of(tmp_path, engine) as gate:
-        heavy, light = await gate.flood("heavy", gate.workers[0], 12), await gate.flood("light", gate.workers[1], 12)
-        ratio = await ratio_of(heavy, light, more=250)
-        await asyncio.gather(heavy.end(), light.end())
-        assert 2 < ratio < 8, "4, but that this process may be short of time"
-        await until(engine.is_idle)
 
 
 async def test_one_worker_may_use_the_whole_engine_and_all_answers_are_of_all_workers(tmp_path: Path) -> None:
@@ -327,22 +317,6 @@ async def test_one_worker_may_use_the_whole_engine_and_all_answers_are_of_all_wo
         assert re.search(r"^fairgate_backend_slots\{.*\} 8\.0$", page, re.M), "which both see of one engine"
 
 
-async def test_a_limit_is_exact_over_workers(tmp_path: Path) -> None:
-    async with simulated(time_scale=0) as engine:
-        async with gate_of(tmp_path, engine, quotas={"light": {"requests_per_day": 40}}) as gate:
-            sessions = [(await gate.connection(worker))[0] for worker in gate.workers for _ in range(4)]
-
-            async def admitted() -> int:
-                found = await asyncio.gather(*(gate.request(session, "light", max_tokens=1) for session in sessions))
-                assert {each.status for each in found} <= {200, 429}
-                return [each.status for each in found].count(200)
-
-            served = 0
-            while served < 40:  # what one worker has reserved for a moment, the other one is refused meanwhile
-                served += await admitted()
-            assert (served, [await admitted() for _ in range(3)]) == (40, [0, 0, 0])
-
-
 async def test_the_hub_may_die_and_workers_go_on(tmp_path: Path) -> None:
     async with simulated(ENGINE) as engine, gate_of(tmp_path, engine) as gate:
         floods = [await gate.flood(name, gate.workers[at], 6) for at, name in enumerate(("heavy", "light"))]
@@ -357,23 +331,6 @@ async def test_the_hub_may_die_and_workers_go_on(tmp_path: Path) -> None:
         await eventually(gate.is_shared)  # who asks meanwhile waits for the next hub
         await answered(*floods, more=50)
         await asyncio.gather(*(flood.end() for flood in floods))
-
-
-async def test_what_a_dead_worker_had_is_the_others(tmp_path: Path) -> None:
-    async with simulated(ENGINE) as engine, gate_of(tmp_path, engine) as gate:
-        floods = [await gate.flood("heavy", worker, 12) for worker in gate.workers]
-        await answered(*floods, more=50)
-        before = gate.pids()[0]
-        os.kill(before, signal.SIGKILL)
-        await until(lambda: any(len(flood.faults) == 12 for flood in floods))
-        await until(lambda: gate.pids()[0] != before)
-        dead, lives = sorted(floods, key=lambda flood: -len(flood.faults))
-        await answered(lives, more=100)
-        await eventually(lambda: is_full(gate))
-        await asyncio.gather(lives.end(), dead.stop())
-        await eventually(gate.is_shared)
-        await gate.find_workers()
-        await until(engine.is_idle)
 
 
 async def test_with_a_redis_any_worker_answers_for_all(tmp_path: Path) -> None:

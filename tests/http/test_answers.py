@@ -14,7 +14,7 @@ from gateway.http.responder import Responder
 from tests.http.http_raw import GET, GET_CLOSE, WAIT_S, read_answer, serving, statuses_of, until, wait
 
 
-async def test_keep_alive_and_close() -> None:
+async def test_keep_alive_and_close_and_http_1_0_closes_unless_asked_to_stay() -> None:
     async with serving() as served:
         reader, writer = await served.connect(GET)
         head, body = await read_answer(reader)
@@ -24,10 +24,6 @@ async def test_keep_alive_and_close() -> None:
         head, _ = await read_answer(reader)
         assert b"\r\nconnection: close\r\n" in head
         assert await reader.read() == b""
-
-
-async def test_http_1_0_closes_unless_asked_to_stay() -> None:
-    async with serving() as served:
         assert b"connection: close" in await served.exchange(b"GET / HTTP/1.0\r\n\r\n")
         reader, _ = await served.connect(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
         assert b"connection: keep-alive" in (await read_answer(reader))[0]
@@ -209,19 +205,6 @@ async def test_what_is_pipelined_is_bounded_and_hides_no_disconnect(quick_sweep:
         await until(lambda: gone == [True])
 
 
-async def test_an_answered_request_calls_no_disconnect() -> None:
-    async with serving(wait) as served:
-        reader, writer = await served.connect(GET)
-        responder = await served.responder()
-        calls: list[bool] = []
-        responder.on_disconnect = lambda: calls.append(True)
-        responder.respond(200, [], b"x")
-        await read_answer(reader)
-        writer.close()
-        await until(lambda: len(served.server.connections) == 0)
-        assert calls == []
-
-
 async def test_stop_lets_answers_end_and_sends_clients_elsewhere() -> None:
     async with serving(wait) as served:
         reader, writer = await served.connect()
@@ -259,7 +242,12 @@ async def test_a_request_that_has_begun_is_waited_for_until_its_answer_has_ended
         writer.close()
 
 
-async def test_close_cuts_what_does_not_end() -> None:
+async def test_close_cuts_what_does_not_end_and_closes_what_has_asked_nothing() -> None:
+    async with serving() as served:
+        reader, _ = await served.connect()
+        await until(lambda: len(served.server.connections) == 1)
+        await served.server.close(WAIT_S)
+        assert await reader.read() == b""
     async with serving(wait) as served:
         await served.connect(GET)
         responder = await served.responder()
@@ -268,6 +256,15 @@ async def test_close_cuts_what_does_not_end() -> None:
         await served.server.close(0.01)
         assert gone == [True]
         assert len(served.server.connections) == 0
+    async with serving(wait) as served:
+        reader, writer = await served.connect(GET)
+        responder = await served.responder()
+        responder.on_disconnect = lambda: gone.append(True)
+        responder.respond(200, [], b"x")
+        await read_answer(reader)
+        writer.close()
+        await until(lambda: len(served.server.connections) == 0)
+        assert gone == [True], "who was answered calls no disconnect"
 
 
 async def test_what_had_connected_before_the_stop_is_answered() -> None:
@@ -290,11 +287,3 @@ async def test_what_had_connected_before_the_stop_is_answered() -> None:
             await served.connect()
         await until(lambda: not served.server.awaits_requests())
         writer.close()
-
-
-async def test_what_has_asked_nothing_by_the_end_is_closed() -> None:
-    async with serving() as served:
-        reader, _ = await served.connect()
-        await until(lambda: len(served.server.connections) == 1)
-        await served.server.close(WAIT_S)
-        assert await reader.read() == b""

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import re
+from bisect import bisect_right
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from backends.simulated.engine_profiles import profile
 from lab.all_experiments import EXPERIMENTS
 from lab.command import reproduce
-from lab.experiment import Findings, Inputs, Verdict, holds, shown, within
-from lab.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Series, chart
-from lab.reproduce import write_docs
-from lab.reproduction import LONG, as_csv, as_markdown, as_text, summary
+from lab.experiment import Findings, Inputs, Verdict
 from lab.vtc import figures, paper_tables
+from lab.vtc.fairness import backlogged_gap
 from lab.vtc.gateway_window import production
+from lab.vtc.in_engine import A10G_LLAMA2_7B, serve_in_engine
+from lab.vtc.paper_tables import RECORDED, recorded_row
+from lab.vtc.recorded import measures, read_runs
 from lab.vtc.runs import arena
+from lab.vtc.windows import in_flight, serve_with_rule, starts_now, waiting
+from policies.orders.fcfs import Fcfs
+from policies.orders.vtc import Vtc
+from policies.request import Flow
+from simulation.run import Arrival, Record
 
 pytestmark = pytest.mark.interpreted_only("baselines extend what is compiled")
 
@@ -27,6 +36,8 @@ TRACES = Path(__file__).parents[3] / "shared" / "traces"
 needs_arena = pytest.mark.skipif(
     not (TRACES / "vtc_arena27_10min.csv.gz").exists(), reason="needs the trace of 27 clients of the VTC artifact"
 )
+RUNS = TRACES / "vtc_artifact_runs.csv.gz"
+needs_runs = pytest.mark.skipif(not RUNS.exists(), reason=f"needs the recorded runs of the VTC artifact: {RUNS.name}")
 HEADER = "run,scheduler,suite,client,input_tokens,output_tokens,t_s,ttft_s,e2e_s"
 
 
@@ -69,28 +80,6 @@ def test_a_policy_without_its_idea_misses(tmp_path: Path, monkeypatch: pytest.Mo
     assert missed(figures.fig9(Inputs(tmp_path)))
 
 
-# --- verdicts and what they look like ---
-
-
-def test_verdicts() -> None:
-    assert within("a", 100.0, 103.0, 0.03).verdict is Verdict.MET
-    assert within("a", 100.0, 103.1, 0.03).verdict is Verdict.MISSED
-    assert within("a", 100.0, 50.0, 0.03, target=50.0).verdict is Verdict.MET
-    rows = [holds("a", "", 1.0, "> 2", False), shown("b", 1.0, 2.0), holds("c", "", 3.0, "> 2", True)]
-    assert summary(rows) == "1 of 2 requirements met; missed: a"
-    assert "> 2       missed" in as_text(EXPERIMENTS["rpm"], Findings(rows))
-
-
-def test_a_chart_is_well_formed_whatever_its_points() -> None:
-    nan, infinite = float("nan"), float("inf")
-    cases = [[], [Series("<a & b>", [])], [Series("one", [(3.0, 0.0)])], [Series("x", [(0.0, nan), (1.0, infinite)])]]
-    cases.append([Series(f"s{i}", [(x, -i * x * 1e7) for x in range(5)], dots=True) for i in range(30)])
-    for series in cases:
-        root = ElementTree.fromstring(chart(series, "a < b", "x", "y & z"))
-        assert root.tag.endswith("svg")
-        assert not any("nan" in value for element in root.iter() for value in element.attrib.values())
-
-
 # --- the command ---
 
 
@@ -111,80 +100,15 @@ def test_the_command_prints_published_ours_and_verdict(tmp_path: Path) -> None:
     assert "figures/fig9-ttft.svg" in page
 
 
-def test_what_nothing_is_required_of_is_in_a_file_beside_the_page(tmp_path: Path) -> None:
-    experiment = EXPERIMENTS["fig9"]
-    rows = [
-        within("tokens/s", 100.0, 101.0, 0.03),
-        shown("as published", 3, 4),
-        shown("a, b", "", 0.5),
-        shown("c", "", 7),
-    ]
-    page = write_docs({experiment: Findings(rows)}, tmp_path).read_text()
-    assert "| tokens/s |" in page
-    assert "as published" not in page
-    assert "a, b" not in page
-    assert "[More numbers](reproduction/fig9.csv): 3." in page
-    beside = (tmp_path / "reproduction" / "fig9.csv").read_text()
-    assert beside.splitlines() == ["measure,published,ours,required", "as published,3,4,", '"a, b",,0.5,', "c,,7,"]
-
-
-def test_of_many_requirements_the_page_shows_the_missed_ones() -> None:
-    rows = [within(f"number {i}", 100.0, 100.0, 0.03) for i in range(LONG)]
-    text = as_markdown(EXPERIMENTS["fig9"], Findings(rows))
-    assert "| number 0 | 100 | 100 | 100 ± 3% |" in text
-    findings = Findings([*rows, within("far off", 100.0, 50.0, 0.03)])
-    text = as_markdown(EXPERIMENTS["fig9"], findings)
-    assert "`python -m lab fig9`: 8 of 9" in text
-    assert "number 0" not in text
-    assert "| far off | 100 | 50 | 100 ± 3%: **missed** |" in text
-    assert "number 0,100,100,100 ± 3%" in as_csv(findings)
-
-
-def test_a_page_keeps_what_is_not_run_again(tmp_path: Path) -> None:
-    assert command("fig9", "--docs", str(tmp_path)).exit_code == 0
-    page = tmp_path / "reproduction.md"
-    before = page.read_text()
-    page.write_text(before.replace("| < 1 |", "| as it was |"))
-    assert command("fig4", "--docs", str(tmp_path)).exit_code == 0
-    after = page.read_text()
-    assert "| as it was |" in after
-    assert after.index("## VTC, figure 4") < after.index("## VTC, figure 9")
-    assert command("fig9", "--docs", str(tmp_path)).exit_code == 0
-    assert page.read_text().count("## VTC, figure 9") == 1
-    assert "| as it was |" not in page.read_text()
-
-
-def test_an_unknown_experiment_lists_those_there_are() -> None:
-    result = command("table9")
-    assert result.exit_code == 2
-    assert "'table9'" in result.output
-    assert all(name in result.output for name in ("metrics FILE.csv", *EXPERIMENTS))
-
-
-@pytest.mark.parametrize("processes", ["1", "2"])
-def test_each_experiment_without_its_trace_is_said_and_the_rest_runs(tmp_path: Path, processes: str) -> None:
-    result = command("rpm", "fig9", "table2", "--traces", str(tmp_path), "--processes", processes)
-    assert result.exit_code == 2
-    said = f"{tmp_path / 'vtc_arena27_10min.csv.gz'} is not there: name the directory of the traces with --traces\n"
-    assert f"rpm: skipped: {said}" in result.output
-    assert f"table2: skipped: {said}" in result.output
-    assert "fig9: VTC, figure 9" in result.output
-
-
 # --- measures of recorded runs ---
-
-
-def recorded(tmp_path: Path, *lines: str, header: str = HEADER) -> Path:
-    path = tmp_path / "runs.csv"
-    path.write_text("\n".join([header, *lines]) + "\n")
-    return path
 
 
 def test_measures_of_a_small_table(tmp_path: Path) -> None:
     """a receives 5 tokens of input and 5 of output every second, b asks for as much and gets it after ten minutes."""
     lines = [f"7,X,made,a,5,5,{i},0,1" for i in range(700)]
     lines += [f"7,X,made,b,5,5,{i},{1000 - i},1001" for i in range(700)]
-    path = recorded(tmp_path, *lines, "8,Y,made,a,10,20,0,1,2", "8,Y,made,a,10,20,0,-1,-1")
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join([HEADER, *lines, "8,Y,made,a,10,20,0,1,2", "8,Y,made,a,10,20,0,-1,-1", ""]))
     (tmp_path / "runs.meta.json").write_text('[{"run": 8, "total_time_s": 10.0, "suite": "made"}]')
     out = tmp_path / "out.json"
     result = command("metrics", str(path), "--json", str(out))
@@ -196,45 +120,6 @@ def test_measures_of_a_small_table(tmp_path: Path) -> None:
     assert (eight["throughput"], eight["admitted"], eight["requests"]) == (3.0, 1, 2)
     assert "avg_diff" in result.output
     assert "15.00" in result.output
-
-
-GOOD = "1,VTC,s,a,5,5,0.5,0.1,0.2"
-
-
-@pytest.mark.parametrize(
-    ("lines", "header", "place"),
-    [
-        ([GOOD], HEADER.replace(",ttft_s", ""), ":1: column 'ttft_s'"),
-        ([GOOD, "1,VTC,s,a,-5,5,0.5,0.1,0.2"], HEADER, ":3: column 'input_tokens'"),
-        ([GOOD, "1,VTC,s,a,5,many,0.5,0.1,0.2"], HEADER, ":3: column 'output_tokens'"),
-        ([GOOD, "1,VTC,s,a,5,5,0.5,-3,0.2"], HEADER, ":3: column 'ttft_s'"),
-        ([GOOD, "1,VTC,s,a,5,5,0.5,-1,0.2"], HEADER, ":3: column 'e2e_s'"),
-        ([GOOD, "1,VTC,s,a,5,5,0.5,0.3,0.2"], HEADER, ":3: column 'e2e_s'"),
-        ([GOOD, "1,VTC,s,a,5,5,nan,0.1,0.2"], HEADER, ":3: column 't_s'"),
-        ([GOOD, "1,VTC,s,a,5,5,0.5"], HEADER, ":3: column 8"),
-        ([], HEADER, "runs.csv"),
-        ([], "", "runs.csv"),
-    ],
-)
-def test_bad_tables_are_refused_with_their_place(tmp_path: Path, lines: list[str], header: str, place: str) -> None:
-    result = command("metrics", str(recorded(tmp_path, *lines, header=header)))
-    assert result.exit_code == 2
-    assert place in result.output
-
-
-@pytest.mark.parametrize("args", [("metrics",), ("metrics", "a.csv", "b.csv"), ("metrics", "/does/not/exist.csv")])
-def test_metrics_wants_one_file_that_is_there(args: tuple[str, ...]) -> None:
-    assert command(*args).exit_code == 2
-
-
-def test_metrics_wants_a_whole_file_and_metadata_that_can_be(tmp_path: Path) -> None:
-    cut = tmp_path / "runs.csv.gz"
-    cut.write_bytes(gzip.compress(("\n".join([HEADER, *[GOOD] * 5000])).encode())[:-40])
-    whole = recorded(tmp_path, GOOD)
-    (tmp_path / "runs.meta.json").write_text('[{"run": 1, "total_time_s": 0}]')
-    for path, said in ((cut, "cut off"), (whole, "runs.meta.json")):
-        result = command("metrics", str(path))
-        assert (result.exit_code, said in result.output) == (2, True)
 
 
 # --- the gateway ---
@@ -250,23 +135,103 @@ def test_the_gateway_is_nearly_as_fair_as_a_scheduler_in_the_engine() -> None:
     assert point.tokens_per_s > 0.98 * 764
 
 
-# --- charts ---
+# --- to the printed digits on the records of the authors ---
 
 
-def drawn(svg: str) -> list[list[tuple[float, float]]]:
-    """The points of each line, in pixels."""
-    paths = [path for path in re.findall(r'<path d="M([^"]*)"[^>]* stroke-width="1.8"', svg) if "h" not in path]
-    return [[(float(x), float(y)) for x, y in (pair.split() for pair in path.split("L"))] for path in paths]
+def test_the_exact_gap_counts_only_while_both_wait() -> None:
+    def record(client: str, arrived_s: float, dispatched_s: float, tokens: list[float]) -> Record:
+        return Record(Arrival(client, Flow(client), arrived_s, 10, len(tokens)), dispatched_s, tokens)
+
+    alone = [record("a", 0.0, 1.0, [2.0, 3.0]), record("b", 5.0, 6.0, [7.0])]
+    assert backlogged_gap(alone) == 0.0
+    # From 0 to 4 both have one waiting; a's other request brings it 10 for the prompt and 2 for each token until then.
+    both = [record("a", 0.0, 1.0, [2.0, 3.0, 5.0]), record("a", 0.0, 4.0, [6.0]), record("b", 0.0, 9.0, [10.0])]
+    assert backlogged_gap(both) == 24.0
 
 
-@pytest.mark.parametrize("last", [(59.2, 7.0), (0.31, 108_000.0), (1.0, 1.0), (81.0, 0.013)])
-def test_axes_end_with_the_data(last: tuple[float, float]) -> None:
-    svg = chart([Series("one", [(0.0, 0.0), last])], "title", "x", "y")
-    assert drawn(svg) == [[(LEFT, HEIGHT - BOTTOM), (WIDTH - RIGHT, TOP)]]
-    ticks = [text for text in ElementTree.fromstring(svg).iter() if text.attrib.get("text-anchor") == "end"]
-    assert 3 <= len(ticks) <= 9, "it can still be read"
+@needs_runs
+@pytest.mark.parametrize(("name", "run", "cost", "printed"), RECORDED, ids=[cell[0] for cell in RECORDED])
+def test_recorded_runs_give_the_printed_cells(
+    name: str, run: int, cost: str, printed: tuple[float, float, float]
+) -> None:
+    [recorded] = [each for each in read_runs(RUNS) if each.run == str(run)]
+    assert recorded_row(name, measures(recorded), cost, printed).verdict == "met"
 
 
-def test_charts_that_are_to_be_compared_have_the_same_axes() -> None:
-    svg = chart([Series("one", [(0.0, 0.0), (30.0, 5.0)])], "title", "x", "y", x_to=60.0, y_to=10.0)
-    assert drawn(svg)[0][1] == (LEFT + (WIDTH - RIGHT - LEFT) / 2, TOP + (HEIGHT - BOTTOM - TOP) / 2)
+@needs_runs
+def test_recorded_throughput_is_that_of_the_tables() -> None:
+    rates = {run.run: measures(run).throughput for run in read_runs(RUNS)}
+    printed = {"31": 777, "9": 779, "12": 781, "34": 340, "37": 694, "28": 876, "6": 893, "11": 895}
+    assert {run: round(rates[run]) for run in printed} == printed
+
+
+# --- the engine loop of the papers, and simple windows before a vLLM ---
+
+
+LOOP = A10G_LLAMA2_7B
+
+
+def arrival(number: int, prompt: int, output: int, *, at_s: float = 0.0, client: str = "a") -> Arrival:
+    return Arrival(f"{number:03}", Flow(client), at_s, prompt, output)
+
+
+def held_tokens(records: list[Record], time: float) -> int:
+    """KV tokens at this time: prompts of those that run, and what they have said."""
+    return sum(
+        record.arrival.prompt_tokens + sum(token <= time for token in record.token_s)
+        for record in records
+        if record.token_s[0] <= time < record.token_s[-1]
+    )
+
+
+def test_memory_is_never_exceeded_and_nothing_is_preempted() -> None:
+    arrivals = [arrival(i, 40 + 97 * i % 500, 20 + 61 * i % 400, client="abc"[i % 3]) for i in range(60)]
+    run = serve_in_engine(arrivals, Fcfs())
+    records = list(run.records.values())
+    assert {record.outcome for record in records} == {"completed"}
+    times = sorted({record.token_s[0] for record in records})
+    held = [held_tokens(records, time) for time in times]
+    assert max(held) <= LOOP.kv_tokens - 32
+    assert max(held) > 0.7 * LOOP.kv_tokens, "there was something to exceed"
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 600), st.integers(1, 300), st.floats(0, 20)), max_size=40)
+)
+def test_every_request_gets_all_its_tokens_in_order(requests: list[tuple[str, int, int, float]]) -> None:
+    requests.sort(key=lambda one: one[3])
+    arrivals = [arrival(i, p, q, at_s=t, client=c) for i, (c, p, q, t) in enumerate(requests)]
+    run = serve_in_engine(arrivals, Vtc())
+    for record in run.records.values():
+        assert record.dispatched_s is not None
+        assert len(record.token_s) == record.arrival.output_tokens
+        assert record.arrival.arrived_s <= record.dispatched_s < record.token_s[0]
+        assert all(earlier < later for earlier, later in pairwise(record.token_s))
+
+
+# --- a gateway with a simple rule before a vLLM ---
+
+TINY = profile("tiny-cpu")
+
+
+def burst(requests: int) -> list[Arrival]:
+    return [arrival(i, 200, 100, client="ab"[i % 2]) for i in range(requests)]
+
+
+def in_flight_max(records: list[Record]) -> int:
+    starts = sorted(record.dispatched_s or 0.0 for record in records)
+    ends = sorted(record.finished_s or 0.0 for record in records)
+    return max(bisect_right(starts, start) - bisect_right(ends, start) for start in starts)
+
+
+def test_a_rule_holds_back_what_is_beyond_it() -> None:
+    ruled = serve_with_rule(burst(60), Vtc(), TINY, in_flight(7))
+    assert {record.outcome for record in ruled.records.values()} == {"completed"}
+    assert in_flight_max(list(ruled.records.values())) == 7
+    at_once = serve_with_rule(burst(60), Vtc(), TINY, starts_now)
+    assert at_once.waiting_max <= sum(record.preemptions for record in at_once.records.values())
+    assert in_flight_max(list(at_once.records.values())) > 7
+    short = [arrival(i, 20, 30) for i in range(100)]
+    assert serve_with_rule(short, Vtc(), TINY, waiting(3)).waiting_max <= 4
+    assert serve_with_rule(short, Vtc(), TINY, in_flight(1000)).waiting_max > 50

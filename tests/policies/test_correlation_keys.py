@@ -62,15 +62,12 @@ def test_a_strong_key_is_enough_whatever_has_become_of_the_question() -> None:
     assert not serve(table, shown(strong=("id",)), user="thief").progress.inside
 
 
-def test_a_strong_key_counts_for_more_than_the_question() -> None:
+def test_a_strong_key_counts_for_more_than_the_question_which_decides_if_several_answers_gave_it_out() -> None:
     table = Interactions()
     first, second = (serve(table, question(name), answer_keys=CorrelationKeys(strong=(f"id-{name}",))) for name in "qr")
     back = Claim("q", begins=False, keys=CorrelationKeys(("id-r",)))
     assert is_of(serve(table, back), second)
     assert is_of(serve(table, Claim("q", begins=False)), first)
-
-
-def test_an_id_that_several_answers_gave_out_is_of_the_one_with_the_same_question() -> None:
     table = Interactions()
     calls = [serve(table, question(name), answer_keys=CorrelationKeys(strong=("call:0",))) for name in "pqr"]
     back = Claim("q", begins=False, keys=CorrelationKeys(("call:0",)))

@@ -19,7 +19,6 @@ from backends.simulated.engine_model import EngineModel, EngineRequest, Step
 from backends.simulated.engine_profiles import profile
 from gateway.pool.dispatcher import TIMER_S_MAX, Dispatcher
 from lab.lab_driver import simulate
-from lab.service import service, service_per_weight, throughput, ttft_s
 from policies.admission.decisions import Decision, Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.lifecycle import UnknownRequest
@@ -29,7 +28,6 @@ from policies.queue.bounds import QueueLimits
 from policies.request import Flow, Request, ServiceTokens
 from simulation.driver import TIMER_RESOLUTION_S, read_gauges
 from simulation.run import Arrival, EngineEvent, Record, SimulationResult
-from simulation.statistics import jain, percentile
 
 NETWORK_S = 0.001
 SCRAPE_S = 0.1
@@ -243,33 +241,3 @@ def test_closed_loop_clients_send_the_next_when_one_has_ended() -> None:
     starts = [record.arrival.arrived_s for record in run.records.values()]
     assert starts[1:] == [end + 0.5 for end in ends[:-1] if end is not None]
     assert [decision.id for _, decision in run.decisions if isinstance(decision, Dispatch)] == ["0", "1", "2", "3"]
-
-
-def finished_record(tenant: str, weight: float, dispatched_s: float, tokens: list[float]) -> Record:
-    arrival = Arrival(tenant, Flow(tenant), 0.0, 10, len(tokens), weight=weight)
-    return Record(arrival, dispatched_s, tokens)
-
-
-def test_service_is_counted_when_it_is_received() -> None:
-    records = [finished_record("a", 1.0, 1.0, [2.0, 3.0, 4.0]), finished_record("b", 2.0, 5.0, [6.0])]
-    assert service(records, 0.0, 10.0) == {"a": 16.0, "b": 12.0}
-    assert service(records, 2.0, 4.0) == {"a": 4.0, "b": 0.0}
-    assert service_per_weight(records, 0.0, 10.0) == {"a": 16.0, "b": 6.0}
-
-
-def test_jain_is_one_for_equal_shares_and_one_over_n_for_one_who_has_all() -> None:
-    assert jain([3.0, 3.0, 3.0]) == pytest.approx(1.0)
-    assert jain([0.0, 0.0, 5.0, 0.0]) == pytest.approx(0.25)
-    assert jain([0.0, 0.0]) == 1.0
-
-
-def test_percentiles_are_values_that_were_seen() -> None:
-    assert [percentile([4.0, 1.0, 3.0, 2.0], share) for share in (0.0, 0.5, 0.9, 1.0)] == [1.0, 2.0, 4.0, 4.0]
-    with pytest.raises(ValueError, match="no values"):
-        percentile([], 0.5)
-
-
-def test_ttft_counts_from_the_arrival_and_throughput_to_the_last_token() -> None:
-    records = [finished_record("a", 1.0, 1.0, [2.0, 3.0, 4.0])]
-    assert ttft_s(records, "a") == 2.0
-    assert throughput(records) == 3 / 4

@@ -22,7 +22,7 @@ from lab import public_traces
 from simulation.measured import measured
 from simulation.replay import OTHERS, ReplayResult, TenantResult, replay_under
 from simulation.report import ReplayReport, as_json, as_text
-from simulation.statistics import quantiles
+from simulation.statistics import jain, percentile, quantiles
 from simulation.traces.reader import Trace
 from simulation.verdict import named, runs_to_compare, verdict
 from tests.commands import FAIRGATE
@@ -161,8 +161,12 @@ def test_a_load_that_never_fills_the_engines_is_said_first(
     assert said not in write_it(ReplayReport(trace, profile("demo"), [runs[0], replace(runs[1], queued=1)]))
 
 
-def test_a_request_without_any_token_has_no_percentiles() -> None:
+def test_percentiles_are_values_that_were_seen_and_equal_shares_of_nothing_are_fair() -> None:
     assert quantiles([], 50) is None
+    with pytest.raises(ValueError, match="no values"):
+        percentile([], 0.5)
+    assert [percentile([4.0, 1.0, 3.0, 2.0], share) for share in (0.0, 0.9)] == [1.0, 4.0]
+    assert (jain([0.0, 0.0]), jain([0.0, 0.0, 5.0, 0.0])) == (1.0, 0.25)
     assert quantiles([3.0, 1.0, 2.0], 50, 95, 99) == {"p50": 2.0, "p95": 3.0, "p99": 3.0}
 
 
@@ -210,7 +214,7 @@ def seen_of(policy: str, *tenants: TenantResult, backends: int = 1) -> ReplayRes
     return ReplayResult(policy, backends, 1, 1, {}, None, 1.0, 1.0, None, 0.0, 0, 0, 1.0, tenants, {}, [])
 
 
-def test_it_names_who_gains_most() -> None:
+def test_it_names_who_gains_most_and_who_pays() -> None:
     unfair = seen_of("fcfs", of_tenant("heavy", 14.0), of_tenant("light", 12.0), of_tenant("lighter", 11.0))
     fair = seen_of("fairserve", of_tenant("heavy", 14.5), of_tenant("light", 0.3), of_tenant("lighter", 3.0))
     assert verdict([unfair, seen_of("vtc"), fair]) == (
@@ -218,9 +222,6 @@ def test_it_names_who_gains_most() -> None:
         "`fairserve` 0.300 s. Nobody pays."
     )
     assert named([unfair, fair]) == ("light", "")
-
-
-def test_it_names_who_pays() -> None:
     unfair = seen_of("fcfs", of_tenant("heavy", 14.0), of_tenant("light", 12.0), of_tenant("flood", 2.0))
     fair = seen_of("vtc", of_tenant("heavy", 15.0), of_tenant("light", 0.3), of_tenant("flood", 9.0))
     assert verdict([unfair, fair]).endswith(

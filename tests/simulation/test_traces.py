@@ -221,7 +221,7 @@ def test_a_log_that_grows_is_read_up_to_one_point(tmp_path: Path) -> None:
     assert traced(path).requests == 3, "a last line that is whole counts without its end"
 
 
-def test_a_log_among_what_others_write_is_found(tmp_path: Path) -> None:
+def test_a_log_among_what_others_write_is_found_nested_as_deep_as_they_like(tmp_path: Path) -> None:
     """The output of a container: what a gateway says at its start, and a line that broke off when it was killed."""
     lines = ("fairgate: serving on http://127.0.0.1:8080", "  pool main: 2 backends, policy fairserve", logged(),
              logged()[:100], "INFO fairgate: draining", logged(ts=1001.0), logged()[:30] + logged())  # fmt: skip
@@ -229,9 +229,6 @@ def test_a_log_among_what_others_write_is_found(tmp_path: Path) -> None:
     assert (trace.format, trace.requests, trace.foreign) == ("fairgate", 2, 5)
     assert len(list(trace.arrivals(16))) == 2
     assert trace.foreign == 5
-
-
-def test_what_others_write_into_a_log_is_nested_as_deep_as_they_like(tmp_path: Path) -> None:
     path = write(tmp_path, logged(), '{"x":' + "[" * 100_000, logged(ts=1001.5))
     path.write_bytes(path.read_bytes() + b'{"x":' + b"[" * 100_000)
     trace = traced(path)

@@ -147,10 +147,11 @@ def test_a_new_weight_wakes_who_goes_next_by_it() -> None:
     assert [one.id for one in decisions] == [narrow.id]
 
 
-def test_a_request_that_its_engine_returns_goes_by_the_new_weight() -> None:
+def test_a_request_that_its_engine_returns_goes_by_the_new_weight_but_for_a_key_with_one_of_its_own() -> None:
     engine = engine_with()
-    request = make_request("a", weight=1.0)
+    request, own = make_request("a", weight=1.0), make_request("a", weight=5.0)
     engine.arrived(request, 0.0)
+    engine.arrived(own, 0.0)
     take_over(engine, setup_with(weights={"a": (1.0, 4.0)}), 0.0)
     assert request.weight == 1.0, "what runs is charged by the weight that it was dispatched with"
     engine.backend_changed("one", False, 0.1)
@@ -158,8 +159,10 @@ def test_a_request_that_its_engine_returns_goes_by_the_new_weight() -> None:
     engine.failed(request.id, Failure.REFUSED, 0.2)
     assert request.weight == 4.0
     backlog = engine.policy.order.backlog
-    tenant = backlog.tenant("a")
-    assert (tenant.counter, tenant.weight) == (0.0, 4.0)
+    assert backlog.tenant("a").weight == 4.0
+    engine.failed(own.id, Failure.REFUSED, 0.2)
+    assert own.weight == 5.0
+    assert backlog.tenant("a").counter == 0.0
 
 
 def leads(engine: AdmissionEngine) -> tuple[float, float]:
@@ -232,16 +235,6 @@ def test_a_request_of_a_key_with_a_weight_of_its_own_keeps_it() -> None:
     take_over(engine, setup_with(tree=tree({"g": ("", {})}, {})), 0.1)
     take_over(engine, setup_with(tree=tree({}, {})), 0.2)
     assert (own.weight, usual.weight) == (5.0, 2.0), "a reload of groups counts everybody anew"
-
-
-def test_a_request_of_such_a_key_that_its_engine_returns_keeps_its_weight() -> None:
-    engine, own = engine_with(), make_request("a", weight=5.0)
-    for request in (own, make_request("a", weight=1.0)):
-        engine.arrived(request, 0.0)
-    for backend in ("one", "two"):
-        engine.backend_changed(backend, False, 0.1)
-    engine.failed(own.id, Failure.REFUSED, 0.2)
-    assert own.weight == 5.0
 
 
 def test_other_settings_of_the_same_cost_keep_the_counters_and_another_cost_does_not() -> None:

@@ -126,14 +126,25 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> Non
 # --- what it does ---
 
 
-def test_starts_beyond_a_limit_are_refused_only_while_the_kv_cache_is_overloaded() -> None:
+def test_starts_beyond_a_limit_are_refused_only_while_the_kv_cache_is_overloaded_and_it_is_explained() -> None:
     pool = Pool()
     ids = pool.fill("a")
     assert len(ids) > 5, "far more starts than the limit, and none was refused"
-    refused = pool.ask("a")
+    refused = pool.ask("a", id="refused")
     assert (refused.reason, refused.limit.name) == (RejectReason.OVER_USER_LIMIT, "user_starts")
     assert 1.0 <= refused.retry_after_s <= 65.0
-    assert pool.ask("b") is None, "who is under the limits is queued"
+    why = pool.engine.explain("refused", pool.now)
+    assert (why.state, why.pressure.overloaded, why.stage, why.inside) == ("rejected", True, 1, False)
+    assert "beyond a limit (user_starts 3, 0 left)" in why.reason
+    assert why.limits[0].name == "user_starts"
+    assert why.numbers["user_starts"] > why.numbers["user_starts_limit"] == 3
+    assert why.kv["one"] > 0.8
+    assert pool.ask("b", id="waits") is None, "who is under the limits is queued"
+    why = pool.engine.explain("waits", pool.now)
+    assert (why.state, why.blocked.nearest(), why.last) == ("queued", "kv", None)
+    assert why.reason == "queued: the KV cache has no room for the next request in order"
+    assert (why.numbers["place_in_tenant"], why.numbers["queue"]) == (1, 2)
+    assert {"weight", "tenant_ahead", "flow_ahead"} <= set(why.numbers)
     pressure = pool.engine.pressure(pool.now)
     assert pressure.overloaded
     assert pressure.reason.startswith("KV cache, projected with the next request,")
@@ -198,33 +209,6 @@ def test_what_was_learned_survives_a_restart_and_nothing_else_is_taken_for_it() 
     for wrong in ({}, [], {**learned, "version": 99}, {**learned, "policy": {"profiles": 3}}):
         with pytest.raises(ValueError, match=r"missing|expected|version"):
             read(Pool().engine, wrong)
-
-
-# --- explained ---
-
-
-def test_a_refusal_is_explained_with_the_numbers_it_rests_on() -> None:
-    pool = Pool()
-    pool.fill("a")
-    assert isinstance(pool.ask("a", id="refused"), Reject)
-    why = pool.engine.explain("refused", pool.now)
-    assert (why.state, why.pressure.overloaded, why.stage, why.inside) == ("rejected", True, 1, False)
-    assert "beyond a limit (user_starts 3, 0 left)" in why.reason
-    assert why.limits[0].name == "user_starts"
-    assert why.numbers["user_starts"] > why.numbers["user_starts_limit"] == 3
-    assert why.kv["one"] > 0.8
-
-
-def test_a_wait_is_explained_with_its_place_and_what_it_waits_for() -> None:
-    pool = Pool()
-    pool.fill("a")
-    assert pool.ask("b", id="waits") is None
-    why = pool.engine.explain("waits", pool.now)
-    assert (why.state, why.blocked.nearest(), why.last) == ("queued", "kv", None)
-    assert why.reason == "queued: the KV cache has no room for the next request in order"
-    assert why.numbers["place_in_tenant"] == 1
-    assert why.numbers["queue"] == 2
-    assert {"weight", "tenant_ahead", "flow_ahead"} <= set(why.numbers)
 
 
 def test_only_the_last_decisions_are_remembered() -> None:

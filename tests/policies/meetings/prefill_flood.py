@@ -15,7 +15,7 @@ from lab.several_gateways import simulate_together
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
-from policies.request import NO_CLAIM, Claim, Flow, of_batch
+from policies.request import Flow, of_batch
 from policies.tree.terms import Tree
 from simulation.run import Arrival, Record, SimulationResult
 from tests.simulation.replicas import SimulatedStore
@@ -36,8 +36,6 @@ class Clients:
     output: int = 1
     begin_s: float = FLOOD_S
     batch: bool = False
-    is_agent: bool = False
-    """All calls of a client are of one interaction."""
 
 
 STREAMS = Clients(HONEST, 12, 100, 400, 0.0)
@@ -77,10 +75,9 @@ def serve(
     def ask(client: int, now: float) -> Arrival:
         of = owners[client]
         leaf = of_batch(of.tenant) if of.batch else of.tenant
-        claim = Claim(f"task {client}", explicit=True) if of.is_agent else NO_CLAIM
         return Arrival(
             f"{client}/{next(serial)}", Flow(leaf, "app"), now, of.prompt, of.output,
-            weight=(weights or {}).get(of.tenant, 1.0), claim=claim,
+            weight=(weights or {}).get(of.tenant, 1.0),
         )  # fmt: skip
 
     def again(record: Record, now: float) -> Arrival | None:

@@ -77,13 +77,6 @@ def test_answers_of_class_batch_hold_nobody() -> None:
     assert held.prompt["flood"] >= 0.99 * free.prompt["flood"]
 
 
-@pytest.mark.slow
-def test_calls_inside_interactions_are_never_held() -> None:
-    agents = Clients("agents", 60, is_agent=True)
-    held, free = (serve(STREAMS, agents, is_held=is_held) for is_held in (True, False))
-    assert held.prompt["agents"] >= 0.99 * free.prompt["agents"]
-
-
 def test_an_engine_that_shows_nothing_is_used_as_without_the_rule() -> None:
     """Such an engine is not looked at, so the pace of its prefill is not known."""
     ledger = BackendLedger("e", CapacitySettings())

@@ -80,7 +80,7 @@ def test_a_quantum_limits_how_long_a_tenant_sticks_to_one_backend(
     assert set(pop_all(policy, cluster)) == backends_used
 
 
-def test_an_idle_engine_takes_what_waits_for_another() -> None:
+def test_an_idle_engine_takes_what_waits_for_another_the_next_of_the_longest_queue() -> None:
     policy, cluster = named_policy("d2lpm", backend_quantum=inf), Cluster(1, "x", "y")
     policy.prefixes.insert(document(1, 4), "x")
     asked = [ask(policy, document(1, 4)) for _ in range(3)]
@@ -89,9 +89,6 @@ def test_an_idle_engine_takes_what_waits_for_another() -> None:
     deficits = policy.explain(make_request("a").flow, 0.0)
     assert deficits["queued"] == 1
     assert deficits["running"] == 2
-
-
-def test_an_idle_engine_takes_the_next_of_the_longest_queue() -> None:
     policy, cluster = named_policy("d2lpm", backend_quantum=inf), Cluster(1, "x", "y", "z")
     cluster.running.update(x=1, y=1, z=1)
     for number, name in ((1, "x"), (2, "y")):
@@ -103,7 +100,7 @@ def test_an_idle_engine_takes_the_next_of_the_longest_queue() -> None:
     assert (selection.request, selection.backend) == (first_at_y, "z")
 
 
-def test_what_waits_for_a_backend_that_fails_is_placed_again() -> None:
+def test_what_waits_for_a_backend_that_fails_or_is_removed_is_placed_again() -> None:
     policy, cluster = named_policy("d2lpm", backend_quantum=inf), Cluster(1, "x", "y")
     policy.prefixes.insert(document(1, 4), "x")
     asked = [ask(policy, document(1, 4)) for _ in range(4)]
@@ -116,9 +113,6 @@ def test_what_waits_for_a_backend_that_fails_is_placed_again() -> None:
         policy.charge(request, ServiceTokens(request.prompt_tokens, 2, 0), 0.0, final=True)
     assert len(policy) == 0
     assert policy.explain(asked[0].flow, 0.0)["deficit_at_x"] == inf, "what was to go there is given back"
-
-
-def test_what_waits_for_an_engine_that_is_removed_goes_to_another() -> None:
     policy, cluster = named_policy("d2lpm", backend_quantum=inf), Cluster(1, "x", "y")
     cluster.running.update(x=1, y=1)
     policy.prefixes.insert(document(1, 4), "x")
