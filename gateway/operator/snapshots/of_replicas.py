@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from gateway.config.model import Config
 
 ANSWER_S: Final = 1.0
-ENDS_TOGETHER: Final = 4 * ENDS_MAX
 
 
 class _ReplicaMessage(msgspec.Struct):
@@ -61,7 +60,7 @@ class Replicas:
         self._background = background
         self._gateway = gateway
         self._store = store
-        self._gathered = SnapshotMerger(ENDS_TOGETHER)
+        self._gathered = SnapshotMerger(gateway.config.bounds.size("ends"))
         self.recent = self._gathered.recent
         self._names: list[str] = []
         """Names of the replicas that answered the last question."""
