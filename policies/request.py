@@ -315,9 +315,9 @@ class Request:
     """
 
     __slots__ = (
-        "adapter", "arrived_s", "body_bytes", "can_wait", "claim", "client_id", "configured_weight", "engine",
-        "flow", "id", "output_tokens_max", "prefix", "price", "progress", "prompt_tokens", "quota_names",
-        "sequences", "streamed", "system_tokens", "wait_s_max", "weight",
+        "adapter", "arrived_s", "body_bytes", "claim", "client_id", "configured_weight", "engine", "flow", "id",
+        "is_batch", "output_tokens_max", "prefix", "price", "progress", "prompt_tokens", "quota_names", "sequences",
+        "streamed", "system_tokens", "wait_s_max", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -344,7 +344,7 @@ class Request:
     ) -> None:
         self.id: Final = id
         self.flow: Final = flow
-        self.can_wait: Final = is_batch(flow.tenant)
+        self.is_batch: Final = is_batch(flow.tenant)
         self.weight = self.configured_weight = weight
         self.prompt_tokens: Final = prompt_tokens
         self.output_tokens_max: Final = output_tokens_max

@@ -89,14 +89,14 @@ def _extended(section: type[S], fields: dict[str, Any], **checks: Any) -> type[S
 
 
 def with_class(section: type[S]) -> type[S]:
-    """Add the field `class`, which a class body cannot name because `class` is a keyword (`can_wait` reads it)."""
+    """Add the field `class`, which a class body cannot name because `class` is a keyword (`is_of_batch` reads it)."""
     doc = "batch: served when other work leaves room (docs/batches.md)."
     return _extended(
         section, {"class": (Literal["interactive", "batch"], Field(default="interactive", description=doc))}
     )
 
 
-def can_wait(section: Section) -> bool:
+def is_of_batch(section: Section) -> bool:
     """Return whether the section is of class batch."""
     return bool(getattr(section, "class") == "batch")
 

@@ -19,7 +19,7 @@ from math import inf
 from typing import Any, Final, Protocol
 
 from gateway.config.model import TenantConfig
-from gateway.config.section import can_wait
+from gateway.config.section import is_of_batch
 from gateway.config.sections.groups import GroupConfig
 from gateway.config.sections.keys import KeyConfig, hash_key, new_key, open_name
 from gateway.config.sections.limits import ModelQuotasConfig
@@ -61,7 +61,7 @@ class Principal:
     """User that the signed token names, whatever the request says; empty if the request may name its user."""
     issuer: str = ""
     """Issuer of the token that came instead of a key; empty for a key."""
-    can_wait: bool = False
+    is_batch: bool = False
     counts_as: str = ""
     """Name under which the quota of the key is counted."""
     quota: ModelQuotasConfig | None = None
@@ -74,7 +74,7 @@ class Principal:
     def for_key(cls, tenant: TenantConfig, key: KeyConfig) -> Principal:
         models = None if key.models is None else frozenset(key.models)
         weight = tenant.weight if key.weight is None else key.weight
-        more: dict[str, Any] = {"can_wait": can_wait(key), "counts_as": key.counts_as, "quota": key.quota}
+        more: dict[str, Any] = {"is_batch": is_of_batch(key), "counts_as": key.counts_as, "quota": key.quota}
         more |= {"group": tenant.group or "", "label": key.label or ""}
         return cls(tenant.name, weight, key.apps, models, key.expires_s, key.digest, **more)
 

@@ -17,7 +17,7 @@ from backends.scraper import Scraper
 from backends.step_feed import StepFeed
 from backends.upstream_errors import ConnectFailed, UpstreamError
 from gateway.config.model import Config, PoolConfig
-from gateway.config.section import can_wait
+from gateway.config.section import is_of_batch
 from gateway.config.sections.backends import BackendConfig
 from gateway.pool.backend import PROBE_INTERVAL_S, Backend
 from gateway.pool.breaks import Breaks
@@ -117,7 +117,7 @@ class Pool:
         engine = self.dispatcher.engine
         self.config = config
         self.policy_name = gateway.policy.name
-        self.batch_apps = frozenset([app.name for app in gateway.apps if can_wait(app)])
+        self.batch_apps = frozenset([app.name for app in gateway.apps if is_of_batch(app)])
         self.response_buffer_bytes_max = gateway.limits.response_buffer_bytes_max
         self.answers_bytes_max = gateway.bounds.answers_bytes // len(gateway.pools)
         self.takes_background = gateway.limits.background

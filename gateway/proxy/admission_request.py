@@ -59,8 +59,8 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
         app, user = fields.get(b"x-fairgate-app"), fields.get(b"x-fairgate-user")
         context.app = principal.app(app.decode("utf-8", "replace") if app else None)
         named = principal.user or (user.decode("utf-8", "replace") if user else payload.user)
-        can_wait = context.is_batch or principal.can_wait or context.app in pool.batch_apps or _asks(fields, payload)
-        leaf = of_batch(context.tenant) if can_wait else context.tenant
+        is_batch = context.is_batch or principal.is_batch or context.app in pool.batch_apps or _asks(fields, payload)
+        leaf = of_batch(context.tenant) if is_batch else context.tenant
         flow, weight, progress = Flow(leaf, context.app, named[:USER_LENGTH_MAX]), principal.weight, None
         claim, system_tokens = NO_CLAIM, 0
         willing = fields.get(b"x-fairgate-wait-s-max")

@@ -30,7 +30,7 @@ class AdmissionEngine(AdmissionCore):
     still meanwhile, so no request waits longer because of that.
     """
 
-    # --- questions: they change nothing ---
+    # --- questions ---
 
     def received(self, request_id: str, now: float) -> ServiceTokens:
         """Return the service of a dispatched request so far: counted if streamed, else estimated from its age."""

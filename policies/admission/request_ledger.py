@@ -6,7 +6,7 @@ Each event is a method, which changes the state (`admission.lifecycle`) and upda
     while it runs    its lease, its engine's ledger, and for batch work the candidates for preemption
     in both states   the tree, the working set, its interaction, and the counts of its limits
 
-Questions change nothing. A request that cannot start waits at one gate (`queue.expected_wait`): the tree, the working
+A request that cannot start waits at one gate (`queue.expected_wait`): the tree, the working
 set and the engines say at which.
 """
 
@@ -77,7 +77,7 @@ class RequestLedger:
         self._due = DueTimes()
         """Times at which the estimates of an engine's ledger change without an event."""
 
-    # --- questions: they change nothing ---
+    # --- questions ---
 
     def find_rejection(self, request: Request, pressure: Pressure, now: float) -> Rejection | None:
         """Return the refusal by a limit of the order, or of a start that would wait too long for the working set."""
@@ -108,13 +108,13 @@ class RequestLedger:
         order, queues = self.policy.order_of(request), max(1, len(self.policy.queues()))
         node = self.tree.full_for(request) if order.backlog is not None else None
         if node is not None:
-            gate, running = Gate(request.can_wait, node.name), self.tree.running(node.name)
+            gate, running = Gate(request.is_batch, node.name), self.tree.running(node.name)
         elif order.backlog is not None and self._is_at_the_set(request, order.backlog, waits=waits):
-            gate = Gate(request.can_wait, starts_of=request.flow.tenant)
+            gate = Gate(request.is_batch, starts_of=request.flow.tenant)
             running = max(1, round(self.working_set.number_of(request.flow.tenant)))
             return GateState(gate, order.backlog, len(order), queues, running, self.working_set.hold_s)
         else:
-            gate, running = Gate(request.can_wait), len(self.leases)
+            gate, running = Gate(request.is_batch), len(self.leases)
         answer_s = self.expected_waits.answer_s()
         if not answer_s:
             answer_s = fsum([ledger.pace.lifetime_s for ledger in self.backends.values()]) / max(1, len(self.backends))
@@ -251,7 +251,7 @@ class RequestLedger:
             self.waits.ended(request, now)
             self._estimate_output(request)  # the lengths may have been learned while the request waited
         lease = self.leases[request.id] = Lease(request, backend, now)
-        if request.can_wait:
+        if request.is_batch:
             self.preemption.dispatched(request, backend)
         self.touched[backend] = None
         self.backends[backend].add(lease)
@@ -353,7 +353,7 @@ class RequestLedger:
         `blocked`: that request and its obstacles; None if it waits at another gateway.
         """
         order, node = (self.policy.order_of(blocked.request), blocked.ceiling) if blocked else (self.policy.order, "")
-        if (blocked is not None and blocked.request.can_wait) or not engines or order.backlog is None:
+        if (blocked is not None and blocked.request.is_batch) or not engines or order.backlog is None:
             return []
         if order.backlog.owes_batch:  # batch work goes before the request
             return []
@@ -456,7 +456,7 @@ class RequestLedger:
         The callers update the working set, the interactions and `waits`.
         """
         lease = self.leases[request.id]
-        if request.can_wait:
+        if request.is_batch:
             self.preemption.ended(request, charged, is_preempted=is_preempted)
         self.backends[lease.backend].remove(lease, now)
         self.tree.run(request, -request.sequences, -lease.footprint_tokens)

@@ -273,7 +273,7 @@ class PoolRoom:
         Batch work does not count where its preemption would make room for the request.
         """
         request, ranks = blocked.request, self.load.ranks()
-        if self._preemption.running and not request.can_wait:
+        if self._preemption.running and not request.is_batch:
             freed = {name: self._freed(request, name, batch) for name, batch in self._batch_leases().items()}
             ranks = sorted([(fraction - freed.get(name, 0.0), name) for fraction, name in ranks])
         for _, name in ranks:
@@ -292,7 +292,7 @@ class PoolRoom:
     def _fits_without(self, request: Request, engine: str, batch: Sequence[Lease]) -> bool:
         """Return whether an interactive request could start at the engine if this batch work were preempted."""
         cached_tokens, (is_alone, _) = self._cached_tokens(request, engine), self._tree.alone_and_flooding(request)
-        return not request.can_wait and self._backends[engine].fits_without(
+        return not request.is_batch and self._backends[engine].fits_without(
             request, batch, is_alone=is_alone, cached_tokens=cached_tokens
         )
 
@@ -356,7 +356,7 @@ class PoolRoom:
         full = self._tree.full_for(request)
         if full is not None:
             return full.name
-        if request.can_wait and self._backlog is not None:
+        if request.is_batch and self._backlog is not None:
             sequences = sum([ledger.sequences for ledger in self._backends.values()])
             if self._preemption.may_stop_at_once(request, sequences, self._backlog.batch_share):
                 return self._node_that_preempts(request, engines)
@@ -393,10 +393,10 @@ class PoolRoom:
         """Return the present traits of a queued request."""
         is_alone, is_flooding = self._tree.alone_and_flooding(request)
         # Batch work fills the gaps, and its room can be preempted: interactive starts need not be spread beside it.
-        is_paced = is_flooding and (request.can_wait or not self._preemption.running)
+        is_paced = is_flooding and (request.is_batch or not self._preemption.running)
         backlog = self._backlog
         is_spent = (
-            request.can_wait
+            request.is_batch
             and backlog is not None
             and not backlog.owes_batch
             and not self._preemption.may_waste(request, backlog.batch_share)

@@ -140,7 +140,7 @@ def _beside(
         if not isinstance(placed, Blocked):
             order.take(request)
             return Selection(request, placed)
-        if reserved is not None and not blocked.others and not request.can_wait:
+        if reserved is not None and not blocked.others and not request.is_batch:
             blocked.others = (placed.without(reserved),)
     return blocked
 

@@ -152,7 +152,7 @@ class WorkingSet:
             return True
         if not self.may_pass_starts(request.flow.tenant) and self._first_is_within_its_part():
             return False
-        return self._expected_tokens(request) <= available or not (request.can_wait or self._is_followed(request))
+        return self._expected_tokens(request) <= available or not (request.is_batch or self._is_followed(request))
 
     def available(self, request: Request) -> float:
         """Return the tokens by which the contexts of the request's tenant may still grow; inf if no context counts yet.
@@ -162,7 +162,7 @@ class WorkingSet:
         """
         pool = self._tree.pool.used
         batch, batch_part = pool[BATCH_CONTEXTS], self.batch_share * self.capacity_tokens
-        if request.can_wait:
+        if request.is_batch:
             counted, used, part = pool[CONTEXTS] + batch, batch, batch_part
         else:
             counted, used = pool[CONTEXTS] + min(batch, batch_part), self._tree.context_tokens(request.flow.tenant)
@@ -196,7 +196,7 @@ class WorkingSet:
         Each `hold_s`, one such start enters.
         """
         wait = request.progress.wait
-        if wait is None or request.can_wait or self._tree.context_tokens(request.flow.tenant):
+        if wait is None or request.is_batch or self._tree.context_tokens(request.flow.tenant):
             return inf
         return max(wait.since_s, self._entered_s) + self.hold_s
 

@@ -107,7 +107,7 @@ class PrefillParts:
             request = lease.request
             leaf = request.flow.tenant
             weights[leaf] = request.weight
-            if lease.started_s is None or request.can_wait or request.output_tokens_max <= max(1, lease.output_tokens):
+            if lease.started_s is None or request.is_batch or request.output_tokens_max <= max(1, lease.output_tokens):
                 continue  # has not started, makes no further token, or is batch
             lead = ledger.prefill_leads.get(leaf)
             if request.weight > kept and (lead is None or not self._is_ahead(lead)):

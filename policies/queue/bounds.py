@@ -49,7 +49,7 @@ class QueueLimits:
 
     def wait_s(self, request: Request) -> float:
         """Return the longest wait of a request in seconds."""
-        most_s = self.queue_wait_s_max_inside if request.progress.inside or request.can_wait else self.queue_wait_s_max
+        most_s = self.queue_wait_s_max_inside if request.progress.inside or request.is_batch else self.queue_wait_s_max
         return most_s if most_s <= request.wait_s_max else request.wait_s_max
 
     @property

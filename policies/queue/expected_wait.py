@@ -60,7 +60,7 @@ def interval_s(wait_s: float) -> tuple[float, float]:
 class Gate(NamedTuple):
     """The place where requests of one class wait: the pool, a full node of the tree, or the working set."""
 
-    can_wait: bool
+    is_batch: bool
     """True for batch work."""
     node: str = ""
     """Name of the full node; "" for the pool and for the working set."""
@@ -113,7 +113,7 @@ class GateState(NamedTuple):
         own = backlog.tenant(tenant)
         if gate.node:
             return gate.node not in backlog.full and (own is None or own.queued == 0)
-        return len(backlog.batch if gate.can_wait else backlog.tenants) == 0
+        return len(backlog.batch if gate.is_batch else backlog.tenants) == 0
 
 
 class _Pace:
@@ -212,7 +212,7 @@ class ExpectedWaits:
             turns += others
             known = all_s / usual_s if usual_s else turns
             wait_s = known * turn_s * pace.passed
-        if request.can_wait:  # interactive work goes first
+        if request.is_batch:  # interactive work goes first
             gate = Gate(False, place.gate.node)
             pace = self._paces.get(gate) or _new_pace(place)
             turn_s = pace.turn_s(place.running, pace.answer_s() or answer_s, GUESSED)
@@ -313,7 +313,7 @@ def _line_of(counters: CounterHeap[M]) -> _WaitingLine:
 
 def _line_at(backlog: Backlog, gate: Gate) -> _WaitingLine:
     """Return the tenants that wait at a gate: those that sleep at its node, or, for the pool, those awake."""
-    counters = backlog.batch if gate.can_wait else backlog.tenants
+    counters = backlog.batch if gate.is_batch else backlog.tenants
     if not gate.node:
         return _line_of(counters)
     asleep = [tenant for tenant in backlog.full.get(gate.node, ()) if tenant.line is counters]

@@ -129,14 +129,14 @@ class Node:
     """The pool, a group or a tenant, with its lines and its usage by resource."""
 
     __slots__ = (
-        "batch", "contexts", "elsewhere", "filled", "is_by_borrowing", "kept", "kept_share", "most", "name", "others",
-        "parent", "reserved", "running_max", "share_max", "used",
+        "batch", "contexts", "elsewhere", "filled", "interactive", "is_by_borrowing", "kept", "kept_share", "most",
+        "name", "parent", "reserved", "running_max", "share_max", "used",
     )  # fmt: skip
 
     def __init__(self, name: str, parent: Node | None, terms: GroupSettings, floor: float) -> None:
         self.name = name
         self.parent = parent
-        self.others: ClassLine = ClassLine(None if parent is None else parent.others, terms.weight, floor)
+        self.interactive: ClassLine = ClassLine(None if parent is None else parent.interactive, terms.weight, floor)
         """Interactive work."""
         self.batch: ClassLine = ClassLine(None if parent is None else parent.batch, terms.weight, 0.0)
         """Batch work."""
@@ -175,24 +175,24 @@ class Node:
         return f"{who} may {does} {most / capacity:.0%} of the {what} ({term}) and {does}s {used / capacity:.0%}"
 
     def line(self, *, is_batch: bool) -> ClassLine:
-        return self.batch if is_batch else self.others
+        return self.batch if is_batch else self.interactive
 
     def add(self, *, is_batch: bool) -> None:
         """Count one more request of a tenant as present, or its requests at other gateways."""
-        line = self.batch if is_batch else self.others
+        line = self.batch if is_batch else self.interactive
         line.add()
         if line.present == 1 and not is_batch:
             self.contexts.add()
 
     def remove(self, *, is_batch: bool) -> None:
-        line = self.batch if is_batch else self.others
+        line = self.batch if is_batch else self.interactive
         line.remove()
         if not line.present and not is_batch:
             self.contexts.remove()
 
     def reweigh(self, weight: float, *, is_batch: bool) -> None:
         """Replace the weight of a tenant: of its batch work, or of its interactive work and contexts."""
-        for line in (self.batch,) if is_batch else (self.others, self.contexts):
+        for line in (self.batch,) if is_batch else (self.interactive, self.contexts):
             if line.weight != weight:
                 line.reweigh(weight)
 
@@ -208,7 +208,7 @@ class Node:
     @property
     def is_in_use(self) -> bool:
         """Return whether the node is of the configuration, or has requests or contexts here or at other gateways."""
-        lines = self.others.present + self.batch.present
+        lines = self.interactive.present + self.batch.present
         return not self.is_tenant or lines > 0 or any(self.used) or self.is_limited
 
     def available(self, resource: int) -> float:

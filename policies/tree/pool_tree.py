@@ -90,7 +90,7 @@ class PoolTree:
         """Return the present weight of a tenant node. `weight`: the configured one of its key or tenant."""
         if self.is_flat:
             return weight
-        root = self.pool.batch if is_batch(leaf) else self.pool.others
+        root = self.pool.batch if is_batch(leaf) else self.pool.interactive
         return self._line(leaf).share_at(weight) * (root.weights or 1.0)
 
     def part(self, request: Request) -> float:
@@ -108,8 +108,8 @@ class PoolTree:
         its part of the sequences that run.
         """
         node: Node = request.progress.node
-        line = node.batch if request.can_wait else node.others
-        is_alone = not request.can_wait and node.used[SEQUENCES] + line.queued <= request.sequences
+        line = node.batch if request.is_batch else node.interactive
+        is_alone = not request.is_batch and node.used[SEQUENCES] + line.queued <= request.sequences
         return is_alone, line.queued > line.share() * self.pool.used[SEQUENCES] + ROUNDING
 
     def configured_weight(self, leaf: str, weight: float) -> float:
@@ -246,9 +246,9 @@ class PoolTree:
 
     def arrived(self, request: Request, weight: float) -> None:
         """Count a queued request as present. `weight`: the configured one of its key or tenant."""
-        tenant, is_batch = request.flow.tenant, request.can_wait
+        tenant, is_batch = request.flow.tenant, request.is_batch
         node = self._remember(payer(tenant) if is_batch else tenant)
-        request.progress.node, line = node, node.batch if is_batch else node.others
+        request.progress.node, line = node, node.batch if is_batch else node.interactive
         if line.weight != weight or node.contexts.weight != weight:
             node.reweigh(weight, is_batch=is_batch)
         node.add(is_batch=is_batch)
@@ -258,13 +258,13 @@ class PoolTree:
         """Remove a queued request, or one that ran and has ended."""
         node: Node = request.progress.node
         request.progress.node = None
-        (node.batch if request.can_wait else node.others).queued -= request.sequences
-        node.remove(is_batch=request.can_wait)
+        (node.batch if request.is_batch else node.interactive).queued -= request.sequences
+        node.remove(is_batch=request.is_batch)
 
     def run(self, request: Request, sequences: int, tokens: int) -> None:
         """Count sequences and KV tokens of a queued request as running, or as queued again if negative."""
         node: Node = request.progress.node
-        (node.batch if request.can_wait else node.others).queued -= sequences
+        (node.batch if request.is_batch else node.interactive).queued -= sequences
         node.use(SEQUENCES, sequences)
         if self.limited:
             node.use(TOKENS, tokens)

@@ -60,7 +60,7 @@ class Caller(msgspec.Struct, omit_defaults=True):
     digest: bytes = b""
     user: str = ""
     issuer: str = ""
-    can_wait: bool = False
+    is_batch: bool = False
     groups: frozenset[str] | None = None
     twin_digest: bytes = b""
 

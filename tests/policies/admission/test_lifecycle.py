@@ -74,7 +74,7 @@ def known_to(requests: RequestLedger, request: Request) -> set[str]:
         "order": len(requests.policy),
         "leases": len(requests.leases),
         "ledger": len(requests.backends["one"].leases),
-        "tree": pool.others.present,
+        "tree": pool.interactive.present,
         "running": int(pool.used[SEQUENCES]),
     }
     assert set(counts.values()) <= {0, 1}

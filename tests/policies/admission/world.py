@@ -340,7 +340,7 @@ class World:
         assert all(tokens > 0 for tokens in held.tenants().values())
         weights = sum({request.flow.tenant: request.weight for request in requests.values()}.values())
         present = len({request.flow.tenant for request in requests.values()})
-        assert (tree.pool.others.present, tree.pool.others.weights) == (present, pytest.approx(weights))
+        assert (tree.pool.interactive.present, tree.pool.interactive.weights) == (present, pytest.approx(weights))
         for request in requests.values():
             is_flooding = queued[request.flow.tenant] * weights > running.total() * request.weight + 1e-9
             assert tree.alone_and_flooding(request)[1] == is_flooding

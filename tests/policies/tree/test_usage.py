@@ -139,7 +139,7 @@ def test_what_is_used_and_reported_counts_once_at_each_node_and_goes_again(
         pool = gateway.tree.pool
         assert (pool.used, gateway.tree.report(256)) == ([0.0] * 4, [])
         assert in_use(gateway.tree) == len(terms.tenants), "only tenants with limits"
-        assert pool.contexts.present == pool.others.present == pool.batch.present == 0
+        assert pool.contexts.present == pool.interactive.present == pool.batch.present == 0
 
 
 def report_to_each_other(gateways: list[Gateway]) -> None:
