@@ -245,6 +245,7 @@ class Progress:
         wasted_tokens: tokens spent on the interaction in vain, because this call was rejected.
         context: the context in the working set of the pool (`capacity.working_set`); None until the request counts.
         parked: whether the interaction no longer counts in the working set, so that this call waits like a start.
+        is_followed: whether more calls are likely to follow this start, as the working set knew when it was queued.
         node: the node of the request's tenant in the tree of the pool, while the request is present there.
         counted: the counts of the quota that include this request; None if none do. `limits.quotas` writes it.
     """
@@ -274,6 +275,7 @@ class Progress:
     wait: Wait | None = None
     context: Any = None
     parked: bool = False
+    is_followed: bool = True
     counted: Any = None
     node: Any = None
 

@@ -113,6 +113,8 @@ class WorkingSet:
         self.batch_share = 0.0
         """Part of K that batch work has beside other work."""
         self._now = self._entered_s = -inf
+        self._passing = ""
+        """Id of the single question that runs although its tenant is ahead while starts wait; one at a time."""
         """Time of the last `expire`, and of the last start that entered without room."""
         self._count = 0
         """Number of contexts."""
@@ -150,9 +152,10 @@ class WorkingSet:
         available = self.available(request)
         if available == inf:
             return True
+        needs_room = request.is_batch or self.is_followed(request)
         if not self.may_pass_starts(request.flow.tenant) and self._first_is_within_its_part():
-            return False
-        return self._expected_tokens(request) <= available or not (request.is_batch or self._is_followed(request))
+            return not needs_room and not self._passing
+        return not needs_room or self._expected_tokens(request) <= available
 
     def available(self, request: Request) -> float:
         """Return the tokens by which the contexts of the request's tenant may still grow; inf if no context counts yet.
@@ -178,7 +181,7 @@ class WorkingSet:
         """Return the tokens of K that the request's tenant has by weight."""
         return self.capacity_tokens * self._tree.part(request)
 
-    def _is_followed(self, request: Request) -> bool:
+    def is_followed(self, request: Request) -> bool:
         """Return whether another call is likely to follow, so that the context is held beyond the run.
 
         A kind with few calls so far counts as followed if its contexts exceed the tolerated excess over K (`OVER`).
@@ -234,6 +237,7 @@ class WorkingSet:
     def queued(self, request: Request, now: float) -> None:
         """Count a queued call inside an interaction. A call of a parked interaction waits like a start instead."""
         progress = request.progress
+        progress.is_followed = progress.inside or not self._holds or self.is_followed(request)
         if progress.context is None and progress.inside:
             context = self._context_of(progress.interaction)
             if context is not None and not context.calls:
@@ -249,6 +253,8 @@ class WorkingSet:
         if request.progress.context is None:
             if self._holds and not self._fits(request):
                 self._entered_s = now
+            elif self._holds and not request.progress.is_followed and not self.may_pass_starts(request.flow.tenant):
+                self._passing = request.id
             self._add(request, self._context_of(request.progress.interaction))
 
     def left(self, request: Request, service: ServiceTokens, now: float) -> None:
@@ -257,6 +263,8 @@ class WorkingSet:
         The interaction counts for `hold_s` more, unless the client said that the interaction is over.
         """
         progress = request.progress
+        if self._passing == request.id:
+            self._passing = ""
         context, progress.context = progress.context, None
         if context is None:
             return

@@ -70,9 +70,9 @@ class Backlog:
         self.queued = 0
         self.sharers = 1
         """Gateways that count these tenants together."""
-        self.starts: dict[TenantMember, list[tuple[bool, float, str, Request]]] = {}
+        self.starts: dict[TenantMember, list[tuple[bool, bool, float, str, Request]]] = {}
         """Starts that sleep until the working set has room for them, by tenant, in order: calls of parked interactions
-        before others, then by arrival."""
+        before others, single questions before agents, then by arrival."""
         self.full: dict[str | TenantMember, dict[TenantMember, None]] = {}
         """Sleeping tenants by the name of the full node of the tree; by themselves if their prefill part is used up."""
         self.changed: dict[CounterMember, None] | None = None
@@ -148,7 +148,7 @@ class Backlog:
     def wake_starts(self, has_room: Callable[[Request], bool]) -> None:
         """Wake the starts that have room in the working set, out of the first few of the few least served tenants."""
         for tenant in nsmallest(TRIED // 2, self.starts, key=_counter):
-            starts = [one[3] for one in self.starts[tenant][: TRIED // 2] if has_room(one[3])]
+            starts = [one[-1] for one in self.starts[tenant][: TRIED // 2] if has_room(one[-1])]
             for start in starts:
                 flow = self._by_flow[start.flow]
                 self._forget_start(flow, start)
@@ -166,7 +166,7 @@ class Backlog:
         """
         tenants = [tenant for tenant in self.starts if tenant.line is self.tenants] or self.starts
         least = min(tenants, key=_counter, default=None)
-        return self.starts[least][0][3] if least is not None else None
+        return self.starts[least][0][-1] if least is not None else None
 
     def may_pass_starts(self, tenant: str) -> bool:
         """Return whether a tenant is within the window above all of its class with starts, here and elsewhere."""

@@ -330,7 +330,7 @@ def _new_pace(place: GateState) -> _Pace:
 def _starts_before(backlog: Backlog, request: Request) -> int:
     """Return the number of sleeping starts of the tenant that go before this request."""
     tenant = backlog.tenant(request.flow.tenant)
-    starts = [one[3] for one in backlog.starts.get(tenant, ())] if tenant is not None else []
+    starts = [one[-1] for one in backlog.starts.get(tenant, ())] if tenant is not None else []
     return starts.index(request) if request in starts else len(starts)
 
 

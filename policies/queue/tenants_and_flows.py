@@ -114,5 +114,8 @@ class TenantMember(CounterMember):
 
 
 def start_sort_key(start: Request) -> Any:
-    """Return the sort key of a start among the sleeping starts of its tenant."""
-    return not start.progress.parked, start.arrived_s, start.id
+    """Return the sort key of a start among the sleeping starts of its tenant.
+
+    Single questions go before agents: they need no room in the working set, and wait only while their tenant is ahead.
+    """
+    return not start.progress.parked, start.progress.is_followed, start.arrived_s, start.id

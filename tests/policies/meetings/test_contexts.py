@@ -62,6 +62,19 @@ def test_questions_of_the_tenant_whose_agents_fill_the_set_do_not_wait_for_it(ap
     assert quantile([one.waited_s(world.now) for one in asked], 0.95) < 3.0
 
 
+def test_questions_beside_agents_of_another_tenant_do_not_wait_behind_the_agents_of_their_own() -> None:
+    """They go one after the other while their tenant is ahead, and all of them when it no longer is."""
+    world = World("fairserve", {"e": (64, 120_000)}, prefill_per_s=6000.0, limits=QueueLimits())
+    for tenant in ("team", "others"):
+        world.agents(tenant, 24, context=8_000, grow=400, calls=12, output=60)
+    for number in range(60):
+        world.send("team", 300, 80, 20.0 + 5 * number, app="chat", claim=Claim(f"q{number}", begins=True))
+    world.run(450)
+    asked = [one for one in world.of("team") if one.request.prompt_tokens == 300]
+    assert {one.outcome for one in asked} == {"completed"}
+    assert quantile([one.waited_s(world.now) for one in asked], 0.95) < 60.0, "K / R is 20 s"
+
+
 def test_a_fresh_pool_refuses_no_start_for_a_wait_that_it_can_only_guess() -> None:
     """All interactions begin at once, so the first turn takes as long as an interaction, and the others a fraction."""
     world = World("fairserve", {"e": (128, 64_000)}, prefill_per_s=100_000.0, limits=QueueLimits())
