@@ -237,8 +237,8 @@ async def test_over_tls_the_certificate_is_of_the_name(start: Starter, tmp_path:
 
 @pytest.mark.parametrize("url", ["http://10.0.0.1:8000", "http://[fd00::1]:8000", "http://127.1:8000", "sim:x"])
 def test_what_has_no_name_has_no_addresses(url: str) -> None:
-    with pytest.raises(ValueError, match="this one has none"):
-        Config.model_validate({"open_access": True, "pools": pools(1, url=url)})
+    [fault] = contradictions(Config.model_validate({"open_access": True, "pools": pools(1, url=url)}))
+    assert "this one has none" in str(fault)
 
 
 def test_no_backend_may_have_the_name_of_an_engine() -> None:
