@@ -24,7 +24,8 @@ set.
 
 Bound: while a tenant has a start waiting, a tenant that is more than the window ahead of it receives only what its own
 interactions under way still take. With I, the most that the interactions in K take until they end, service per weight
-differs by at most 2 (U + L + I) over an interval in which both have starts waiting (U and L as in `orders.vtc`).
+differs by at most 2 (U + L + I) + Q over an interval in which both have starts waiting (U and L as in `orders.vtc`;
+Q: the service of single questions that went meanwhile, one at a time).
 
 If the set exceeds K by a tenth, because contexts grew, interactions are parked. The newest idle interaction of the
 tenant that holds most for its weight no longer counts, and its next call waits like a start, once. No interaction is
