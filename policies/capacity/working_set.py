@@ -238,7 +238,8 @@ class WorkingSet:
     def queued(self, request: Request, now: float) -> None:
         """Count a queued call inside an interaction. A call of a parked interaction waits like a start instead."""
         progress = request.progress
-        progress.is_followed = progress.inside or not self._holds or self.is_followed(request)
+        if self._returning and not progress.inside:
+            progress.is_followed = self.is_followed(request)
         if progress.context is None and progress.inside:
             context = self._context_of(progress.interaction)
             if context is not None and not context.calls:
@@ -252,10 +253,11 @@ class WorkingSet:
     def dispatched(self, request: Request, now: float) -> None:
         """Count a dispatched start."""
         if request.progress.context is None:
-            if self._holds and not self._fits(request):
-                self._entered_s = now
-            elif self._holds and not request.progress.is_followed and not self.may_pass_starts(request.flow.tenant):
-                self._passing = request.id
+            if self._holds:
+                if not self._fits(request):
+                    self._entered_s = now
+                elif not (request.progress.is_followed or self.may_pass_starts(request.flow.tenant)):
+                    self._passing = request.id
             self._add(request, self._context_of(request.progress.interaction))
 
     def left(self, request: Request, service: ServiceTokens, now: float) -> None:
