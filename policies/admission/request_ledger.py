@@ -89,7 +89,7 @@ class RequestLedger:
         most_s = self.waiting.limits.wait_s(request)
         if request.progress.inside or most_s == request.wait_s_max or not self.gate_of(request).gate.starts_of:
             return None
-        if not self.working_set.is_followed(request):
+        if not (request.is_batch or self.working_set.is_followed(request)):
             return None  # one goes after the other even while the tenant is ahead
         wait_s = self.waiting.places.left_s(request, now)
         if wait_s is None:

@@ -18,7 +18,6 @@ waiting members, so the cost of an estimate is bounded.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from math import exp, fsum, inf, log, sqrt
@@ -27,7 +26,6 @@ from typing import Any, Final, NamedTuple
 from policies.averages import QUICK, STEADY
 from policies.queue.backlog import Backlog
 from policies.queue.counters import CounterHeap, CounterMember, M
-from policies.queue.tenants_and_flows import start_sort_key
 from policies.request import WAIT_S_MAX, Request
 
 SAMPLED: Final = 64
@@ -332,8 +330,8 @@ def _new_pace(place: GateState) -> _Pace:
 def _starts_before(backlog: Backlog, request: Request) -> int:
     """Return the number of sleeping starts of the tenant that go before this request."""
     tenant = backlog.tenant(request.flow.tenant)
-    starts = backlog.starts.get(tenant, []) if tenant is not None else []
-    return bisect_left(starts, start_sort_key(request))
+    starts = [one[-1] for one in backlog.starts.get(tenant, ())] if tenant is not None else []
+    return starts.index(request) if request in starts else len(starts)
 
 
 def _asks(member: CounterMember, now: float) -> None:
