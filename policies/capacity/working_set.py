@@ -114,7 +114,7 @@ class WorkingSet:
         self.batch_share = 0.0
         """Part of K that batch work has beside other work."""
         self._now = self._entered_s = -inf
-        self._passing = ""
+        self.passing = ""
         """Id of the single question that runs although its tenant is ahead while starts wait; one at a time."""
         """Time of the last `expire`, and of the last start that entered without room."""
         self._count = 0
@@ -155,7 +155,7 @@ class WorkingSet:
             return True
         needs_room = request.is_batch or self.is_followed(request)
         if not self.may_pass_starts(request.flow.tenant) and self._first_is_within_its_part():
-            return not needs_room and not self._passing
+            return not needs_room and not self.passing
         return not needs_room or self._expected_tokens(request) <= available
 
     def available(self, request: Request) -> float:
@@ -257,7 +257,7 @@ class WorkingSet:
                 if not self._fits(request):
                     self._entered_s = now
                 elif not (request.progress.is_followed or self.may_pass_starts(request.flow.tenant)):
-                    self._passing = request.id
+                    self.passing = request.id
             self._add(request, self._context_of(request.progress.interaction))
 
     def left(self, request: Request, service: ServiceTokens, now: float) -> None:
@@ -266,8 +266,8 @@ class WorkingSet:
         The interaction counts for `hold_s` more, unless the client said that the interaction is over.
         """
         progress = request.progress
-        if self._passing == request.id:
-            self._passing = ""
+        if self.passing == request.id:
+            self.passing = ""
         context, progress.context = progress.context, None
         if context is None:
             return

@@ -415,6 +415,6 @@ class World:
             pool.requests.working_set.expire(self.now + 1e6)
             assert pool.dispatched == pool.queued == pool.requests.working_set.tokens_in_all == 0
             assert (len(pool.requests.working_set), pool.requests.working_set.tenants()) == (0, {})
-            assert not pool.requests.working_set._passing
+            assert not pool.requests.working_set.passing
             assert not any(pool.requests.tree.pool.used)
             assert not any(ledger.leases or ledger.kv.held_tokens for ledger in pool.backends.values())
