@@ -236,7 +236,10 @@ class WorkingSet:
     # --- events ---
 
     def queued(self, request: Request, now: float) -> None:
-        """Count a queued call inside an interaction. A call of a parked interaction waits like a start instead."""
+        """Count a queued call inside an interaction. A call of a parked interaction waits like a start instead.
+
+        Of a start, note whether it is a single question: its place among sleeping starts must not change later.
+        """
         progress = request.progress
         if self._returning and not progress.inside:
             progress.is_followed = self.is_followed(request)
