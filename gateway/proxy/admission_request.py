@@ -50,7 +50,7 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
     sequences = payload.sequences if generates else 1
     prompt_tokens, output_tokens_max = _within_context(payload, pool, sequences, generates=generates)
     if before is not None:
-        flow, weight, claim, progress = before.flow, context.principal.weight, before.claim, before.progress
+        flow, weight, claim, progress = before.flow, before.configured_weight, before.claim, before.progress
         system_tokens = before.system_tokens * prompt_tokens // max(1, before.prompt_tokens)
         wait_s_max = before.wait_s_max
     else:

@@ -188,6 +188,21 @@ async def test_an_interaction_goes_on_uncut(start: Starter) -> None:
         assert interactions.wasted_tokens == 0
 
 
+async def test_a_request_that_moves_after_a_reload_has_its_tenant_s_new_weight(start: Starter) -> None:
+    held = Held()
+    async with Upstream(held) as small, waiting(start, small.url, Held()) as (live, _):
+        asked = await asks(live, "alice")
+        config = live.gateway.config
+        tenants = tuple([one.model_copy(update={"weight": 5.0}) for one in config.tenants])
+        await live.gateway.take_over(config.model_copy(update={"tenants": tenants}))
+        drain(both(live)[0])
+        moved = both(live)[1].dispatcher.engine.requests.leases
+        await until(lambda: moved)
+        assert [lease.request.weight for lease in moved.values()] == [5.0]
+        held.may.set()
+        assert (await asked).status == 200
+
+
 async def test_two_that_name_each_other_do_not_pass_requests_to_and_fro(start: Starter) -> None:
     async with Upstream(ANSWERS) as small, Upstream(Held()) as large:
         # Else what waits without any engine is refused, as soon as the gateway looks for another pool.
