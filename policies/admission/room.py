@@ -377,12 +377,23 @@ class PoolRoom:
         return node
 
     def asleep(self) -> Iterator[Blocked]:
-        """Iterate over the interactive requests that sleep at full nodes, each with the engines of its queue."""
+        """Iterate over the interactive requests that sleep at full nodes, each with the engines of its queue.
+
+        In the queue of one engine, a request for which the engine has no room holds up all behind it.
+        """
         for engine, order in self._policy.queues().items():
-            for request, node in order.backlog.sleeping_heads() if order.backlog is not None else ():
+            backlog = order.backlog
+            for request, node in backlog.sleeping_heads(is_line=engine != "") if backlog is not None else ():
                 blocked = Blocked.everywhere(request, (engine,) if engine else self._backends, Obstacle.CEILING)
                 blocked.ceiling = node
                 yield blocked
+                if engine and not self._may_start_without_batch(request, engine):
+                    break
+
+    def _may_start_without_batch(self, request: Request, engine: str) -> bool:
+        """Return whether the engine has room for an interactive request, now or once its batch work is preempted."""
+        obstacle = self._obstacle(request, self._backends[engine], self._start_traits(request))
+        return obstacle is None or self._fits_without(request, engine, self._batch_leases().get(engine, ()))
 
     def _fits_below(self, request: Request, *others: tuple[Request, int]) -> bool:
         """Return whether the full node has room for a request once batch work below and these others are preempted."""

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from heapq import nsmallest
 from itertools import islice
 from math import inf
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Final
 
 from policies.averages import USUAL
@@ -200,11 +200,19 @@ class Backlog:
             self._leave_node(tenant)
             line.wake(tenant)
 
-    def sleeping_heads(self) -> Iterator[tuple[Request, str]]:
-        """Iterate over the full nodes: the next request of the least served interactive tenant there, and the node."""
-        for key, tenant, request in self._first_at_nodes():
-            if tenant.line is self.tenants and isinstance(key, str):
-                yield request, key
+    def sleeping_heads(self, *, is_line: bool) -> list[tuple[Request, str]]:
+        """Return the full nodes in order: the next request of the least served interactive tenant there, and the node.
+
+        `is_line`: the queue is that of one engine, so only those are returned that go before the waking head.
+        """
+        line, head = self.tenants, self.tenants.least()
+        most = line.rank(head) if is_line and head is not None else inf
+        found = [
+            (line.rank(tenant), request, key)
+            for key, tenant, request in self._first_at_nodes()
+            if tenant.line is line and isinstance(key, str)
+        ]
+        return [(request, key) for rank, request, key in sorted(found, key=itemgetter(0)) if rank <= most]
 
     def asleep(self) -> Request | None:
         """Return the first sleeping start, or else the next request of a sleeping tenant; None if nothing sleeps."""

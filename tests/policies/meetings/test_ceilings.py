@@ -13,7 +13,7 @@ from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.request import Claim, Request, ServiceTokens
+from policies.request import Claim, Request, ServiceTokens, of_batch
 from policies.tree.terms import ROOT, Tree
 from tests.policies.making import Room, ledger_of, make_request, pool_of
 from tests.policies.meetings.world import World, tree
@@ -193,3 +193,34 @@ def test_the_next_tenant_at_a_node_goes_if_the_first_one_has_no_room_for_its_sta
     assert policy.pop(0.0, room).request is first
     room.is_full = False
     assert policy.pop(0.0, room).request is second
+
+
+def pool_of_queues(tree: Tree) -> AdmissionEngine:
+    """A pool with a queue for each of two engines, of 1,000 tokens each: a request of 500 runs at the second."""
+    engine = pool_of("e0", "e1", policy=named_policy("vtc", placement="deficits"), slots=4, tree=tree)
+    for name in ("e0", "e1"):
+        engine.backend_changed(name, Gauges(0.0, 0, 0, 0.0, 1_000, 16), 0.0)
+    assert len(engine.arrived(make_request("busy", engine="e1", prompt=500), 0.0)) == 1
+    return engine
+
+
+def batch_of(sequences: int, engine: str, tenant: str = "d") -> Request:
+    return make_request(of_batch(tenant), engine=engine, sequences=sequences)
+
+
+def test_batch_leaves_no_room_for_a_request_that_waits_behind_a_larger_one_at_its_engine() -> None:
+    engine = pool_of_queues(tree({}, {"a": (ROOT, {"max_running": 1})}))
+    runs, large = make_request("a", engine="e1"), make_request("b", engine="e1", prompt=800)
+    small, batch = make_request("a", engine="e1"), batch_of(1, "e0", "a")
+    decisions = [each for one in (batch_of(1, "e0"), runs, small, large, batch) for each in engine.arrived(one, 0.0)]
+    assert len(decisions) == 2
+    assert engine.finished(runs.id, ServiceTokens(10, 50), 1.0, None) == [Dispatch(batch.id, "e0")]
+
+
+def test_batch_is_not_preempted_for_a_request_that_waits_behind_a_larger_one_at_its_engine() -> None:
+    kept = tree({"g": (ROOT, {"guaranteed_share": 0.25, "lending_limit": 0.0})}, {"kept": ("g", {})})
+    engine = pool_of_queues(kept)
+    batch = [batch_of(2, "e0"), batch_of(2, "e0"), batch_of(1, "e1")]  # with the busy one, all that is not kept
+    large, small = make_request("b", engine="e1", prompt=800), make_request("a", engine="e1")
+    decisions = [each for one in (*batch, large, small) for each in engine.arrived(one, 0.0)]
+    assert [type(one) for one in decisions] == [Dispatch] * 3
