@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client.metrics_core import Metric
 
@@ -16,11 +16,11 @@ from gateway.pool.parts import parts_of
 from gateway.telemetry.metric_families import Row, family
 from gateway.telemetry.metrics import OTHERS, TENANTS_MAX, RequestMetrics
 from policies.limits.quotas import GROUP, Quotas
-from policies.request import BATCH
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
     from gateway.operator.operated import OperatedGateway
+    from gateway.operator.snapshots.spans import Sums
     from gateway.pool.backend import Backend
     from gateway.pool.pool import Pool
     from policies.capacity.ledger import BackendLedger
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 GROUPS_MAX: Final = 200
 Rows = dict[str, list[Row]]
 _SERVICE: Final = {
-    ("service_received", "tenant"): "fairgate_recent_service",
-    ("service_due", "tenant"): "fairgate_recent_service_due",
-    ("service_received", "group"): "fairgate_group_service",
-    ("service_due", "group"): "fairgate_group_service_due",
+    ("received", "tenant"): "fairgate_recent_service",
+    ("due", "tenant"): "fairgate_recent_service_due",
+    ("received", "group"): "fairgate_group_service",
+    ("due", "group"): "fairgate_group_service_due",
 }
-"""Metrics of recent service, by the field of a tenant in the document of `/state`."""
+"""Metrics of recent service, by the field of `TenantSums`."""
 
 
 class PoolGauges:
@@ -116,20 +116,20 @@ class PoolGauges:
         }
         self._around = {tenant: [name for name in all_ if name in of_each] for tenant, all_ in config.around.items()}
 
-    def read_tenants(self, present: Mapping[str, Any]) -> None:
-        """Read the service that the busiest tenants received lately and were due, from the document of `/state`."""
+    def read_tenants(self, pools: Mapping[str, Sums]) -> None:
+        """Read the service that the tenants of each pool received lately and were due."""
         rows: dict[str, defaultdict[tuple[str, str], float]] = {name: defaultdict(float) for name in _SERVICE.values()}
         labelled = self._metrics.labelled()
-        for pool in present["pools"]:
-            for one in pool["tenants"]:
-                of = (pool["pool"], one["tenant"])
+        for pool, sums in pools.items():
+            for tenant, one in sums.items():
+                of = (pool, tenant)
                 if of not in labelled and len(labelled) >= TENANTS_MAX:
-                    of = (of[0], OTHERS)
+                    of = (pool, OTHERS)
                 labelled.add(of)
-                groups = [(pool["pool"], group) for group in self._around.get(one["tenant"].removesuffix(BATCH), ())]
+                groups = [(pool, group) for group in self._around.get(tenant, ())]
                 for (field, whose), name in _SERVICE.items():
                     for label in [of] if whose == "tenant" else groups:
-                        rows[name][label] += one[field]
+                        rows[name][label] += getattr(one, field)
         self._of_tenants = {name: [*found.items()] for name, found in rows.items()}
 
 

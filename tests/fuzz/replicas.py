@@ -16,6 +16,7 @@ import hiredis
 import msgspec
 from redis.exceptions import ResponseError
 
+from gateway.config.model import Config
 from gateway.keys.in_redis import RedisKeys
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, decoded, moved, together
 from gateway.operator.snapshots.state_document import state
@@ -247,6 +248,9 @@ async def _hear_news(data: bytes) -> None:
         await _runs(channel.report, channel.listen)
 
 
+CONFIG = Config.model_validate({"open_access": True, "pools": [{"name": "p", "backends": [{"url": "http://e"}]}]})
+
+
 def read_seen(data: bytes) -> None:
     """Whatever another process says of how it stands, it can be shown beside this one, or is ignored."""
     own = GatewaySnapshot(0.0, [], None, 1, [])
@@ -255,7 +259,7 @@ def read_seen(data: bytes) -> None:
     except ValueError:
         return
     whole = together([("own", own), ("other", moved(found, 1.0))])
-    msgspec.json.encode(state(whole, RecentRequests())())
+    msgspec.json.encode(state(whole, RecentRequests(), CONFIG)())
 
 
 # --- Redis ---

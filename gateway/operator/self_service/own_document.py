@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from gateway.keys.identity import DEFAULT_APP, Principal
 from gateway.operator.snapshots.snapshot import PoolSnapshot
+from gateway.operator.snapshots.spans import Sums, TenantSums
 from gateway.operator.snapshots.state_document import describe_reason, ended_request
 from gateway.pool.pool import Pool
 from gateway.telemetry.ends import OwnMinute
@@ -22,9 +23,6 @@ from policies.request import Flow, Request, is_batch, of_batch, payer
 from policies.tree.terms import ROOT, GroupSettings, Tree
 
 Data = dict[str, Any]
-Shares = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""Service received and due, by pool and tenant."""
-NOTHING: Final = {"service_received": 0.0, "service_due": 0.0}
 OWN_FIELDS: Final = ("request_id", "app", "user", "wait_s")
 """Fields of a queued request that its own tenant may see."""
 OF_OTHERS: Final = frozenset({"tenant", "backend", "pool"})
@@ -36,7 +34,8 @@ class RecentService(NamedTuple):
 
     pools: Sequence[PoolSnapshot] = ()
     window_s: float = 0.0
-    shares: Shares = MappingProxyType({})
+    sums: Mapping[str, Sums] = MappingProxyType({})
+    """Sums of all tenants, by pool."""
 
 
 def own_document(
@@ -87,6 +86,7 @@ def _pool(
     seen: PoolSnapshot, recently: RecentService, engine: AdmissionEngine, principal: Principal, now: float
 ) -> Data:
     running = Counter(each.tenant for each in seen.running)
+    service = recently.sums[seen.pool].get(principal.tenant, TenantSums())
     leaves = principal.tenant, of_batch(principal.tenant)
     own, batch = (_class_summary(engine, leaf, principal.weight, seen, running[leaf], now) for leaf in leaves)
     count = sum(one["queued_requests"] + one["running_requests"] for one in (own, batch))
@@ -96,7 +96,7 @@ def _pool(
         "pool": seen.pool,
         "waits_for": OF_WAIT[Obstacle(seen.obstacle)] if seen.obstacle else "",
         "ceiling": seen.ceilings.get(principal.tenant, ""),
-        "recently": recently.shares.get(seen.pool, {}).get(principal.tenant) or NOTHING,
+        "recently": {"service_received": round(service.received, 1), "service_due": round(service.due, 1)},
         "interactive": own,
         "batch": batch,
         "requests": requests,

@@ -7,20 +7,18 @@ changes a decision. All times are on the monotonic clock, which all processes of
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypedDict
 
 import msgspec
 from msgspec.structs import replace
 
-from gateway.operator.snapshots.spans import PoolSample, RunningRequest, running
 from gateway.telemetry.access_log import hidden
 from gateway.telemetry.ends import EndedRequest
-from gateway.telemetry.recent_requests import RecentRequests
+from gateway.telemetry.recent_requests import RecentRequests, service_of
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.queue.bounds import QueueSummary
 from policies.request import Request, payer
@@ -68,6 +66,16 @@ class EngineSnapshot(TypedDict):
     kv_expected_ratio: float
     kv_capacity_tokens: int | None
     obstacle: Obstacle | None
+
+
+class RunningRequest(NamedTuple):
+    """A dispatched request, and the service that it has received up to now."""
+
+    tenant: str
+    weight: float
+    dispatched_s: float
+    service: float
+    backend: str
 
 
 class ReplicaSnapshot(TypedDict):
@@ -146,16 +154,6 @@ def snapshot_of(gateway: GatewayProcess) -> GatewaySnapshot:
     return GatewaySnapshot(now, gateway.not_ready(), gateway.store_state(), gateway.port, found)
 
 
-def samples(
-    snapshot: GatewaySnapshot, recent: RecentRequests, window_s: float
-) -> tuple[list[tuple[PoolSnapshot, PoolSample]], float]:
-    """Return each pool with its requests, and the seconds within the window for which the ends are known."""
-    ends, covered_s = recent.within(time.monotonic(), window_s)
-    return [
-        (pool, PoolSample(pool.pool, snapshot.at_s, ends, pool.running, pool.waiting)) for pool in snapshot.pools
-    ], min(window_s, covered_s)
-
-
 def _snapshot_pool(pool: Pool) -> PoolSnapshot:
     dispatcher = pool.dispatcher
     engine, now = dispatcher.engine, dispatcher.clock()
@@ -172,9 +170,20 @@ def _snapshot_pool(pool: Pool) -> PoolSnapshot:
         waiting=waiting.by_tenant(),
         requests=[_request_snapshot(request, now) for request in islice(waiting.requests.values(), REQUESTS_MAX)],
         backends=_backends(pool, blocked, now),
-        running=running(engine),
+        running=_running(engine),
         ceilings=_ceilings(engine),
     )
+
+
+def _running(engine: AdmissionEngine) -> list[RunningRequest]:
+    """Return the dispatched requests. O(dispatched)."""
+    found = []
+    for lease in engine.requests.leases.values():
+        request = lease.request
+        service = service_of(request.progress.charged, request.prompt_tokens, lease.output_tokens)
+        tenant = request.flow.tenant
+        found.append(RunningRequest(tenant, request.weight, lease.dispatched_s, service, lease.backend))
+    return found
 
 
 def _ceilings(engine: AdmissionEngine) -> dict[str, str]:
@@ -355,10 +364,7 @@ def moved(one: GatewaySnapshot, by_s: float) -> GatewaySnapshot:
     one.at_s += by_s
     for pool in one.pools:
         pool.waiting = {name: each._replace(oldest_s=each.oldest_s + by_s) for name, each in pool.waiting.items()}
-        pool.running = [
-            each._replace(arrived_s=each.arrived_s + by_s, dispatched_s=each.dispatched_s + by_s)
-            for each in pool.running
-        ]
+        pool.running = [each._replace(dispatched_s=each.dispatched_s + by_s) for each in pool.running]
     return one
 
 
