@@ -13,7 +13,8 @@ import pytest
 
 from gateway.operator.snapshots import snapshot as snapshots
 from gateway.operator.snapshots import state_document as present
-from gateway.operator.snapshots.snapshot import PoolSnapshot, RunningRequest, decoded, encoded, moved, together
+from gateway.operator.snapshots.of_replicas import decode_answer, encode
+from gateway.operator.snapshots.snapshot import PoolSnapshot, ReplicaAnswer, RunningRequest, together
 from gateway.operator.snapshots.snapshot import snapshot_of as of_process
 from gateway.operator.snapshots.spans import Sums, TenantSums, set_due, sums
 from gateway.telemetry.ends import EndedRequest
@@ -108,12 +109,14 @@ async def test_what_one_process_sees_reaches_another_and_is_put_together_with_pe
 ) -> None:
     async with full(start) as gate:
         found, ends = of_process(gate.live.gateway), gate.live.gateway.recent.latest(9)
-        assert decoded(encoded(found, ends, 9)) == (found, ends, 9)
+        answer = ReplicaAnswer("one", 1000.0, found, ends, 9)
+        assert decode_answer(encode(answer)) == answer
         twice = together([("one", found), ("other", found)])
         assert twice.pools[0].dispatched_requests == 6
         config = gate.live.gateway.config
         before = present.state(found, gate.live.gateway.recent, config)()["pools"][0]["tenants"]
-        later = moved(found, 1000.0)
+        answer.move(0.0)
+        later = answer.snapshot
         after = present.state(later, gate.live.gateway.recent, config)()["pools"][0]["tenants"]
         assert after[0]["oldest_wait_s"] == before[0]["oldest_wait_s"], "all times of a look by one clock"
         assert all(later.at_s - 60 < each.dispatched_s <= later.at_s for each in later.pools[0].running)

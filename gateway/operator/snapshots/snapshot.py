@@ -7,14 +7,11 @@ changes a decision. All times are on the monotonic clock, which all processes of
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypedDict
 
 import msgspec
-from msgspec.structs import replace
 
 from gateway.telemetry.access_log import hidden
 from gateway.telemetry.ends import EndedRequest
@@ -258,28 +255,6 @@ def together(workers: Sequence[tuple[str, GatewaySnapshot]]) -> GatewaySnapshot:
     )
 
 
-class SnapshotMerger:
-    """Merger of the snapshots and ends that several processes send again and again."""
-
-    def __init__(self, ends_max: int) -> None:
-        self.recent = RecentRequests(ends_max)
-        self.known: Counter[str] = Counter()
-        """Number of ends that are known here, by process."""
-
-    def take(
-        self, answers: Sequence[tuple[str, GatewaySnapshot, list[EndedRequest], int]], silent: Sequence[str]
-    ) -> GatewaySnapshot:
-        """Merge the answers of one worker or more, the asking one first. `silent`: workers that did not answer."""
-        ends: list[EndedRequest] = []
-        for name, _, latest, count in answers:
-            self.known[name] = count
-            ends += latest
-        self.recent.add_reported(sorted(ends, key=lambda end: end.ended_s))
-        whole = together([(name, found) for name, found, _, _ in answers])
-        whole.not_ready += [f"{name}: {NO_ANSWER}" for name in silent]
-        return whole
-
-
 def grouped_by_text(workers: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
     """Return each text once: without names if all workers say it, else with the names of the workers that do."""
     by: dict[str, list[str]] = {}
@@ -359,32 +334,25 @@ def _engines(pools: Sequence[PoolSnapshot], fullest: PoolSnapshot) -> list[Any]:
 # --- between processes ---
 
 
-def moved(one: GatewaySnapshot, by_s: float) -> GatewaySnapshot:
-    """Convert the times for a process whose monotonic clock is `by_s` ahead."""
-    one.at_s += by_s
-    for pool in one.pools:
-        pool.waiting = {name: each._replace(oldest_s=each.oldest_s + by_s) for name, each in pool.waiting.items()}
-        pool.running = [each._replace(dispatched_s=each.dispatched_s + by_s) for each in pool.running]
-    return one
+class ReplicaAnswer(msgspec.Struct):
+    """A snapshot of one of several processes, with the ends that the asking process does not know."""
 
+    name: str
+    """Name of the process, for people."""
+    epoch_s: float
+    """Seconds by which the common clock is ahead of the monotonic clock of the process."""
+    snapshot: GatewaySnapshot
+    ends: list[EndedRequest]
+    ends_count: int
+    """Number of all ends of the process."""
 
-def ended(end: EndedRequest, by_s: float) -> EndedRequest:
-    """Convert the times of an end for a process whose monotonic clock is `by_s` ahead."""
-    return replace(end, dispatched_s=end.dispatched_s + by_s, ended_s=end.ended_s + by_s)
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(tuple[GatewaySnapshot, list[EndedRequest], int]).decode
-
-
-def encoded(one: GatewaySnapshot, ends: Sequence[EndedRequest], ends_count: int) -> bytes:
-    """Serialize a worker's report to the hub: its snapshot, its latest ends, and the number of all its ends."""
-    return _encode((one, ends, ends_count))
-
-
-def decoded(content: bytes) -> tuple[GatewaySnapshot, list[EndedRequest], int]:
-    """Parse a worker's report. Raise ValueError if it is malformed."""
-    found = _decode(content)
-    if not isfinite(found[0].at_s):
-        raise ValueError("a snapshot without a time")
-    return found
+    def move(self, epoch_s: float) -> None:
+        """Convert the times for a process whose monotonic clock is this far behind the common clock."""
+        by_s, self.epoch_s = self.epoch_s - epoch_s, epoch_s
+        self.snapshot.at_s += by_s
+        for pool in self.snapshot.pools:
+            pool.waiting = {name: each._replace(oldest_s=each.oldest_s + by_s) for name, each in pool.waiting.items()}
+            pool.running = [each._replace(dispatched_s=each.dispatched_s + by_s) for each in pool.running]
+        for end in self.ends:
+            end.dispatched_s += by_s
+            end.ended_s += by_s
