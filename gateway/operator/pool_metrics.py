@@ -27,13 +27,6 @@ if TYPE_CHECKING:
 
 GROUPS_MAX: Final = 200
 Rows = dict[str, list[Row]]
-_SERVICE: Final = {
-    ("received", "tenant"): "fairgate_recent_service",
-    ("due", "tenant"): "fairgate_recent_service_due",
-    ("received", "group"): "fairgate_group_service",
-    ("due", "group"): "fairgate_group_service_due",
-}
-"""Metrics of recent service, by the field of `TenantSums`."""
 
 
 class PoolGauges:
@@ -86,13 +79,13 @@ class PoolGauges:
             for outcome, count in engine.requests.expected_waits.counts().items():
                 rows["fairgate_expected_waits_total"].append(([name, outcome], count))
             for backend in pool.backends.values():
-                rows["fairgate_backend_info"].append(([name, backend.name, backend.adapter.name], 1))
-                counts = [([name, backend.name, kind], tokens) for kind, tokens in backend.prompt_tokens.items()]
+                of_engine = [name, backend.name]
+                rows["fairgate_backend_info"].append(([*of_engine, backend.adapter.name], 1))
+                counts = [([*of_engine, kind], tokens) for kind, tokens in backend.prompt_tokens.items()]
                 rows["fairgate_backend_prompt_tokens_total"] += counts
-            for engine_name, ledger in engine.backends.items():
-                for metric, known in _engine_values(ledger, pool.backends.get(engine_name)).items():
+                for metric, known in _engine_values(engine.backends[backend.name], backend).items():
                     if known is not None:
-                        rows[metric].append(([name, engine_name], known))
+                        rows[metric].append((of_engine, known))
         rows["fairgate_queued_requests"] = [*queues.items()]
         rows["fairgate_working_set_tokens"] = [*contexts.items()]
 
@@ -118,7 +111,7 @@ class PoolGauges:
 
     def read_tenants(self, pools: Mapping[str, Sums]) -> None:
         """Read the service that the tenants of each pool received lately and were due."""
-        rows: dict[str, defaultdict[tuple[str, str], float]] = {name: defaultdict(float) for name in _SERVICE.values()}
+        received, due, of_groups, due_to_groups = (defaultdict[tuple[str, str], float](float) for _ in range(4))
         labelled = self._metrics.labelled()
         for pool, sums in pools.items():
             for tenant, one in sums.items():
@@ -126,11 +119,17 @@ class PoolGauges:
                 if of not in labelled and len(labelled) >= TENANTS_MAX:
                     of = (pool, OTHERS)
                 labelled.add(of)
-                groups = [(pool, group) for group in self._around.get(tenant, ())]
-                for (field, whose), name in _SERVICE.items():
-                    for label in [of] if whose == "tenant" else groups:
-                        rows[name][label] += getattr(one, field)
-        self._of_tenants = {name: [*found.items()] for name, found in rows.items()}
+                received[of] += one.received
+                due[of] += one.due
+                for group in self._around.get(tenant, ()):
+                    of_groups[pool, group] += one.received
+                    due_to_groups[pool, group] += one.due
+        self._of_tenants = {
+            "fairgate_recent_service": [*received.items()],
+            "fairgate_recent_service_due": [*due.items()],
+            "fairgate_group_service": [*of_groups.items()],
+            "fairgate_group_service_due": [*due_to_groups.items()],
+        }
 
 
 def _pool_values(pool: Pool) -> dict[str, float]:
@@ -149,13 +148,14 @@ def _pool_values(pool: Pool) -> dict[str, float]:
     }
 
 
-def _engine_values(ledger: BackendLedger, backend: Backend | None) -> dict[str, float | None]:
+def _engine_values(ledger: BackendLedger, backend: Backend) -> dict[str, float | None]:
     """Return an engine's value of each metric; None if the value is not known."""
     return {
         "fairgate_dispatched_sequences": ledger.sequences,
         "fairgate_backend_slots": ledger.slots.count,
         "fairgate_kv_projected_ratio": ledger.kv_fraction(),
         "fairgate_backend_up": ledger.healthy,
-        "fairgate_backend_on_steps": backend is not None and backend.read_by == "steps",
+        "fairgate_backend_draining": backend.drained or backend.leaving,
+        "fairgate_backend_on_steps": backend.read_by == "steps",
         "fairgate_backend_preemptions_total": ledger.preemptions_total,
     }

@@ -100,13 +100,11 @@ class RequestMetrics:
 
     def settled(self, record: RequestRecord) -> None:
         """Count an ended request; without a pool, only the reason of its refusal."""
-        if record.pool:
-            self.ended(record)
-        elif record.outcome == Outcome.REFUSED:
-            self.refused(record)
-
-    def ended(self, record: RequestRecord) -> None:
         pool, service = record.pool, record.service
+        if not pool:
+            if record.outcome == Outcome.REFUSED:
+                self._refused(record)
+            return
         tenant_totals = self._by_tenant.get((pool, record.tenant, record.model)) or self._new_totals(record)
         way = tenant_totals.ways.get(record.outcome) or self._add_outcome(tenant_totals, record)
         way.requests += 1
@@ -116,7 +114,7 @@ class RequestMetrics:
         tenant_totals.output += service.output
         tenant_totals.cached += service.cached or 0
         if record.reason:
-            self.refused(record)
+            self._refused(record)
             if record.request is not None:
                 tenant_totals.wasted += record.request.progress.wasted_tokens
         for obstacle, seconds in record.waited_s.items():
@@ -128,7 +126,7 @@ class RequestMetrics:
                 tenant_totals.first_tokens = self._distribution(_FIRST_TOKEN, of)
             tenant_totals.first_tokens.observe(first_token_s)
 
-    def refused(self, record: RequestRecord) -> None:
+    def _refused(self, record: RequestRecord) -> None:
         """Count the reason of a request that did not complete. Nothing else is counted if no pool was found for it."""
         outcome, reason = record.outcome, record.reason
         _count(self._reasons, (record.pool, record.tenant, outcome, reason), (record.pool, OTHERS, outcome, reason))

@@ -211,18 +211,18 @@ def _backends(pool: Pool, blocked: Blocked | None, now: float) -> list[EngineSna
     heads = (blocked, *blocked.others) if blocked is not None else ()
     obstacles = {name: obstacle for head in heads for name, obstacle in head.obstacles.items()}
     found: list[EngineSnapshot] = []
-    for name, ledger in engine.backends.items():
-        backend = pool.backends.get(name)
+    for name, backend in pool.backends.items():
+        ledger = engine.backends[name]
         kv_ratio, known_by = ledger.occupancy(None, None, now)
         found.append(
             {
                 "backend": name,
-                "url": backend.url if backend is not None else "",
+                "url": backend.url,
                 "in_service": ledger.healthy,
-                "reason": backend.why_not if backend is not None and not ledger.healthy else "",
-                "engine": backend.adapter.description() if backend is not None else "",
-                "read_by": backend.read_by if backend is not None else "",
-                "not_by_steps_because": backend.feed.why if backend is not None and backend.feed is not None else "",
+                "reason": "" if ledger.healthy else backend.why_not,
+                "engine": backend.adapter.description(),
+                "read_by": backend.read_by,
+                "not_by_steps_because": "" if backend.feed is None else backend.feed.why,
                 "running_sequences": ledger.sequences,
                 "slots": ledger.slots.count,
                 "starting_requests": len(ledger.starting),
