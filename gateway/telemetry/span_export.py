@@ -69,7 +69,6 @@ class SpanExport(SpanExporter):
         """Spans, and requests whose span found no room. Written by the loop; the other counts by the SDK's thread."""
         self._taken = self._sent = self._not_sent = 0
         self._lost_reported = 0
-        self._is_closed = False
 
     def ended(self, record: RequestRecord) -> None:
         """Export the span of an ended request if its trace is recorded. Never waits."""
@@ -115,9 +114,7 @@ class SpanExport(SpanExporter):
             logger.warning("%d spans were not sent to %s", lost, self._place)
 
     def shutdown(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self._exporter.shutdown()  # type: ignore[no-untyped-call]
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics for the registry."""

@@ -51,7 +51,6 @@ class UsageRecorder:
         self._dropped_reported = 0
         self._forgot_s = float("-inf")
         self._has_gone_on = False
-        self._is_closed = False
         self._flushing = asyncio.Lock()
 
     async def open(self) -> None:
@@ -102,9 +101,6 @@ class UsageRecorder:
 
     async def close(self) -> None:
         """Write the rest within CLOSE_S, or log how many requests are lost."""
-        if self._is_closed:
-            return
-        self._is_closed = True
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self.flush()

@@ -14,10 +14,7 @@ export function details(known) {
   const show = () => {
     const [kind, text] = location.hash.slice(1).split("=");
     const of = { explain: null, tenant, engine }[kind];
-    if (of === undefined) {
-      if (dialog.open) dialog.close();
-      return;
-    }
+    if (of === undefined) return dialog.close();
     const name = decodeURIComponent(text);
     const isNew = shown !== location.hash;
     shown = location.hash;

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypedDict
 
 import msgspec
@@ -301,10 +302,8 @@ def _tenants(workers: Iterable[dict[str, QueueSummary]]) -> dict[str, QueueSumma
     found: dict[str, QueueSummary] = {}
     for waiting in workers:
         for name, one in waiting.items():
-            known = found.get(name)
-            if known is not None:
-                one = QueueSummary(known.requests + one.requests, one.weight, min(known.oldest_s, one.oldest_s))
-            found[name] = one
+            known = found.get(name, QueueSummary(0, one.weight, inf))
+            found[name] = QueueSummary(known.requests + one.requests, one.weight, min(known.oldest_s, one.oldest_s))
     return found
 
 
