@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 
 from gateway.pool.parts import parts_of
 from gateway.telemetry.metric_families import Row, family
-from gateway.telemetry.metrics import OTHERS, TENANTS_MAX, RequestMetrics
+from gateway.telemetry.metrics import OTHERS, TENANTS_MAX, RequestMetrics, label
 from policies.limits.quotas import GROUP, Quotas
 
 if TYPE_CHECKING:
@@ -63,17 +63,15 @@ class PoolGauges:
             self._read_groups(gateway.config)
 
     def _read_pools(self, rows: Rows, pools: Iterable[Pool]) -> None:
-        queues: dict[tuple[str, str], int] = dict.fromkeys(self._metrics.labelled(), 0)
-        contexts: Counter[tuple[str, str]] = Counter()
+        labelled = self._metrics.labelled()
+        queues, contexts = Counter(dict.fromkeys(labelled, 0)), Counter[tuple[str, ...]]()
         for pool in pools:
             engine, name = pool.dispatcher.engine, pool.name
-            queues.setdefault((name, OTHERS), 0)
+            queues[name, OTHERS] += 0
             for tenant, waiting in engine.requests.waiting.by_tenant().items():
-                has_label = (name, tenant) in queues or len(queues) < TENANTS_MAX
-                of = (name, tenant if has_label else OTHERS)
-                queues[of] = queues.get(of, 0) + waiting.requests
+                queues[label(labelled, (name, tenant), TENANTS_MAX)] += waiting.requests
             for tenant, tokens in engine.working_set.tenants().items():
-                contexts[name, tenant if (name, tenant) in queues else OTHERS] += tokens
+                contexts[label(labelled, (name, tenant), TENANTS_MAX)] += tokens
             for metric, value in _pool_values(pool).items():
                 rows[metric].append(([name], value))
             for outcome, count in engine.requests.expected_waits.counts().items():
@@ -111,14 +109,11 @@ class PoolGauges:
 
     def read_tenants(self, pools: Mapping[str, Sums]) -> None:
         """Read the service that the tenants of each pool received lately and were due."""
-        received, due, of_groups, due_to_groups = (defaultdict[tuple[str, str], float](float) for _ in range(4))
+        received, due, of_groups, due_to_groups = (defaultdict[tuple[str, ...], float](float) for _ in range(4))
         labelled = self._metrics.labelled()
         for pool, sums in pools.items():
             for tenant, one in sums.items():
-                of = (pool, tenant)
-                if of not in labelled and len(labelled) >= TENANTS_MAX:
-                    of = (pool, OTHERS)
-                labelled.add(of)
+                of = label(labelled, (pool, tenant), TENANTS_MAX)
                 received[of] += one.received
                 due[of] += one.due
                 for group in self._around.get(tenant, ()):

@@ -126,10 +126,10 @@ class RequestMetrics:
     def _new_totals(self, pool: str, tenant: str, model: str, outcome: str) -> _Totals:
         """Add the sums of a (pool, tenant, model, outcome) that was not seen before. Names beyond the bounds become
         `OTHERS`."""
-        [model] = _label(self._models, (model,), MODELS_MAX)
-        if (pool, tenant, model) != _label(self._tenants, (pool, tenant, model), TENANTS_MAX):
+        [model] = label(self._models, (model,), MODELS_MAX)
+        if (pool, tenant, model) != label(self._tenants, (pool, tenant, model), TENANTS_MAX):
             tenant = OTHERS
-        whose = _label(self._in_histograms, (pool, tenant), TENANTS_IN_HISTOGRAMS_MAX)[-1]
+        whose = label(self._in_histograms, (pool, tenant), TENANTS_IN_HISTOGRAMS_MAX)[-1]
         waits = self._distribution(_QUEUE, (pool, whose, outcome))
         totals = self._distribution(_REQUEST, (pool, outcome))
         one = _Totals(waits, totals, self._distribution(_FIRST_TOKEN, (pool, whose, model)))
@@ -158,7 +158,7 @@ class RequestMetrics:
             yield family(name, [one.row(labels) for labels, one in list(by.items()) if any(one.counts)])
         yield family("fairgate_build_info", [([__version__, BUILD], 1)])
 
-    def labelled(self) -> set[tuple[str, str]]:
+    def labelled(self) -> set[tuple[str, ...]]:
         """Return each (pool, tenant) with a label, for which other metrics show a zero, too."""
         return {(pool, tenant) for pool, tenant, _, _ in list(self._totals)}
 
@@ -170,10 +170,10 @@ def _count(counts: dict[tuple[str, str, str, str], int], labels: tuple[str, str,
     counts[labels] = counts.get(labels, 0) + 1
 
 
-def _label(known: set[tuple[str, ...]], labels: tuple[str, ...], most: int) -> tuple[str, ...]:
-    """Return these labels, or `OTHERS` in their place if there are too many."""
+def label(known: set[tuple[str, ...]], labels: tuple[str, ...], most: int) -> tuple[str, ...]:
+    """Return these labels, or `OTHERS` in place of the last one if there are too many."""
     if labels not in known:
         if len(known) >= most:
-            return (OTHERS,)
+            return (*labels[:-1], OTHERS)
         known.add(labels)
     return labels

@@ -142,9 +142,7 @@ class Database:
             step = Transaction(cursor, self._kind)
             if self._makes:
                 step.do(self._kind.begin_writing)
-                if isinstance(self._kind, _PostgreSqlDialect):
-                    # two connections that create one table would conflict
-                    step.ask("SELECT pg_advisory_xact_lock(20260117)")
+                step.lock("tables")  # two connections that create one table would conflict
                 for table in _TABLES:
                     step.do(table)
                 step.do(_NOTE_LAYOUT, (LAYOUT,))

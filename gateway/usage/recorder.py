@@ -39,7 +39,6 @@ class UsageRecorder:
         # A quarter: twice this number may wait, and as many may be in the batch under way.
         self.database = DatabaseThread(config)
         self.fault: str | None = None
-        self.batches_written = 0
         self._config = config
         self._quotas = quotas
         self._writer = secrets.token_hex(8)
@@ -90,7 +89,6 @@ class UsageRecorder:
                 while (batch := await self._next()) is not None:
                     self._find_lost(await self.database.do(add_batch, batch, int(time.time())))
                     self._batch, self._written = None, batch.number
-                    self.batches_written += 1
                 await self._forget()
             except StoreError as error:
                 self._failed(str(error))

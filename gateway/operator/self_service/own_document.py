@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from gateway.keys.identity import DEFAULT_APP, Principal
@@ -32,9 +31,9 @@ OF_OTHERS: Final = frozenset({"tenant", "backend", "pool"})
 class RecentService(NamedTuple):
     """The state of all pools, and the service that all tenants received lately, once for all clients that ask."""
 
-    pools: Sequence[PoolSnapshot] = ()
-    window_s: float = 0.0
-    sums: Mapping[str, Sums] = MappingProxyType({})
+    pools: Sequence[PoolSnapshot]
+    window_s: float
+    sums: Mapping[str, Sums]
     """Sums of all tenants, by pool."""
 
 

@@ -46,7 +46,7 @@ class SelfService:
         self._source: SnapshotSource = gateway.replicas or gateway
         self._late = BackgroundHandler(pipeline, self._answer)
         self._turn = asyncio.Lock()
-        self._recently = RecentService()
+        self._recently: RecentService
         self._summed_s = float("-inf")
         usage = gateway.config.usage
         self._database = DatabaseThread(usage) if usage is not None else None

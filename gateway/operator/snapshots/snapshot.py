@@ -76,14 +76,6 @@ class RunningRequest(NamedTuple):
     backend: str
 
 
-class ReplicaSnapshot(TypedDict):
-    """Queued and dispatched requests at one of several processes."""
-
-    gateway: str
-    queued_requests: int
-    dispatched_requests: int
-
-
 class PoolSnapshot(msgspec.Struct):
     """The state of one pool."""
 
@@ -100,8 +92,8 @@ class PoolSnapshot(msgspec.Struct):
     """The oldest queued requests."""
     backends: list[EngineSnapshot]
     running: list[RunningRequest]
-    gateways: list[ReplicaSnapshot] = []
-    """The queue at each process; empty if there is one process."""
+    gateways: list[dict[str, str | int]] = []
+    """Name, queued and dispatched requests of each process; empty if there is one process."""
     ceilings: dict[str, str] = {}
     """Sentence by tenant that waits at a ceiling or for a kept reserve: whose, and how much of it is used."""
 

@@ -10,32 +10,15 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
+from statistics import fmean
 
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, PoolSnapshot
 from gateway.telemetry.ends import EndedRequest
 from gateway.telemetry.recent_requests import WINDOW_S, RecentRequests
 from gateway.telemetry.record import Outcome
 from policies.request import is_batch, payer
-
-
-class UsualService:
-    """Mean service of a request, by tenant. Estimates queued requests, whose service nobody knows yet."""
-
-    def __init__(self) -> None:
-        self._sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        """Requests and their service, by tenant and under "" of all tenants."""
-
-    def note(self, tenant: str, service: float) -> None:
-        if service:
-            for each in (self._sums[tenant], self._sums[""]):
-                each[0] += 1
-                each[1] += service
-
-    def estimate(self, tenant: str, requests: int) -> float:
-        """Return the service of this number of requests of a tenant; infinite if no end with a charge is known."""
-        count, service = self._sums.get(tenant) or self._sums[""]
-        return requests * service / count if count else inf
 
 
 @dataclass(slots=True)
@@ -75,12 +58,13 @@ def sums_of_pools(
 
 def sums(pool: PoolSnapshot, ends: Iterable[EndedRequest], now: float, window_s: float) -> Sums:
     """Return the sums of one pool. `ends`: those of every pool within the window, the latest first."""
-    found, usual = defaultdict[str, TenantSums](TenantSums), UsualService()
+    found, known = defaultdict[str, TenantSums](TenantSums), defaultdict[str, list[float]](list)
     since_s = now - window_s
     for end in ends:
         if end.pool != pool.pool:
             continue
-        usual.note(end.tenant, end.service)
+        if end.service:
+            known[end.tenant].append(end.service)
         one = found[end.tenant]
         one.weight = one.weight or end.weight
         one.received += end.service * part_since(since_s, end.dispatched_s, end.ended_s)
@@ -95,13 +79,16 @@ def sums(pool: PoolSnapshot, ends: Iterable[EndedRequest], now: float, window_s:
         one.weight = each.weight
         one.running_requests += 1
         one.received += each.service * part_since(since_s, each.dispatched_s, now)
+    # The service of queued requests is not known yet: the mean of the tenant is taken, or else that of all.
+    usual = {tenant: fmean(services) for tenant, services in known.items()}
+    of_all = fmean(chain.from_iterable(known.values())) if known else inf
     for leaf, waiting in pool.waiting.items():
         one = found[payer(leaf)]
         one.weight = waiting.weight
         one.queued_requests += waiting.requests
         one.oldest_s = min(one.oldest_s, waiting.oldest_s)
         if not is_batch(leaf):  # Batch is due what others leave, so it is due what it received.
-            one.waiting += usual.estimate(leaf, waiting.requests)
+            one.waiting += waiting.requests * usual.get(leaf, of_all)
     set_due(found)
     return found
 
