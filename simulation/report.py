@@ -166,8 +166,7 @@ def as_json(replayed: ReplayReport) -> str:
         "trace": {
             "paths": [str(path) for path in trace.paths], "format": trace.format, "requests": trace.requests,
             "span_s": trace.span_s, "tenants": len(trace.demand), "skipped": trace.skipped, "foreign": trace.foreign,
-            "elsewhere": trace.elsewhere,
-            "assumed": trace.assumed,
+            "elsewhere": trace.elsewhere, "assumed": trace.assumed,
         },
         "engines": {"backends": replayed.backends, "profile": replayed.profile.name},
         "warning": replayed.warning(),

@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 from prometheus_client.metrics_core import Metric
 
@@ -99,11 +100,9 @@ class UsageRecorder:
 
     async def close(self) -> None:
         """Write the rest within CLOSE_S, or log how many requests are lost."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self.flush()
-        except TimeoutError:
-            pass
         rest = [self.counts.take(), self._batch.sums if self._batch is not None else {}]
         self._batch = None
         if lost := sum(totals.requests for sums in rest for totals in sums.values()):

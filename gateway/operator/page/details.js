@@ -40,9 +40,8 @@ export function details(known) {
   place("find").addEventListener("submit", (event) => {
     event.preventDefault();
     shown = "";
-    const hash = `#explain=${encodeURIComponent(place("find-id").value.trim())}`;
-    if (location.hash === hash) show();
-    else location.hash = hash;
+    location.hash = `#explain=${encodeURIComponent(place("find-id").value.trim())}`;
+    show();
   });
   addEventListener("hashchange", show);
   return show;

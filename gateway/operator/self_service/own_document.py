@@ -89,8 +89,8 @@ def _pool(
     leaves = principal.tenant, of_batch(principal.tenant)
     own, batch = (_class_summary(engine, leaf, principal.weight, seen, running[leaf], now) for leaf in leaves)
     count = sum(one["queued_requests"] + one["running_requests"] for one in (own, batch))
-    queued: Iterable[Mapping[str, object]] = (one for one in seen.requests if payer(one["tenant"]) == principal.tenant)
-    requests = [{name: one[name] for name in OWN_FIELDS} for one in queued]
+    queued = (one for one in seen.requests if payer(one.tenant) == principal.tenant)
+    requests = [{name: getattr(one, name) for name in OWN_FIELDS} for one in queued]
     return {
         "pool": seen.pool,
         "waits_for": OF_WAIT[Obstacle(seen.obstacle)] if seen.obstacle else "",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -78,13 +79,11 @@ class Replicas:
         async with self._turn:
             self._answers.clear()
             others = await self._publish(_ReplicaMessage(self._store.replica, self._known)) - 1
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(ANSWER_S):
                     while len(self._answers) < others - len(self._silent):
                         self._answered.clear()
                         await self._answered.wait()
-            except TimeoutError:
-                pass
             answers = {self._name: self._own_answer(self._known), **self._answers}
             silent = [name for name in self._names if name not in answers and others > 0]
             self._silent = self._silent.union(silent) if len(self._answers) < others else set()
@@ -114,7 +113,7 @@ class Replicas:
             return 0
 
     def _take(self, content: bytes) -> None:
-        try:
+        with suppress(ValueError):  # The message of another version: its gateway is not shown.
             message = _decode(content)
             if message.replica == self._store.replica:
                 return
@@ -126,8 +125,6 @@ class Replicas:
                 self._silent.discard(answer.name)
                 self._answers[answer.name] = answer
                 self._answered.set()
-        except ValueError:
-            pass  # The message of another version: its gateway is not shown.
 
     def _own_answer(self, known: dict[str, int]) -> ReplicaAnswer:
         recent, name = self._gateway.recent, self._name

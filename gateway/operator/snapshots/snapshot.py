@@ -31,7 +31,7 @@ REQUESTS_MAX: Final = 100
 NO_ANSWER: Final = "does not answer"
 
 
-class RequestSnapshot(TypedDict):
+class RequestSnapshot(msgspec.Struct):
     """A queued request."""
 
     request_id: str
@@ -186,16 +186,11 @@ def _ceilings(engine: AdmissionEngine) -> dict[str, str]:
 def _request_snapshot(request: Request, now: float) -> RequestSnapshot:
     """Return the snapshot of a queued request."""
     flow, progress = request.flow, request.progress
-    wait = progress.wait
-    return {
-        "request_id": request.id,
-        "tenant": flow.tenant,
-        "app": flow.app,
-        "user": hidden(flow.user),
-        "wait_s": round(now - request.arrived_s, 3),
-        "expected_wait_s": round(wait.expected.wait_s, 3) if wait is not None and wait.expected is not None else None,
-        "expires_in_s": round(progress.deadline_s - now, 3),
-    }
+    expected = None if progress.wait is None else progress.wait.expected
+    return RequestSnapshot(
+        request.id, flow.tenant, flow.app, hidden(flow.user), round(now - request.arrived_s, 3),
+        None if expected is None else round(expected.wait_s, 3), round(progress.deadline_s - now, 3),
+    )  # fmt: skip
 
 
 def _backends(pool: Pool, blocked: Blocked | None, now: float) -> list[EngineSnapshot]:
@@ -275,9 +270,7 @@ def _together(processes: Sequence[tuple[str, PoolSnapshot]]) -> PoolSnapshot:
         models=list(dict.fromkeys(model for pool in pools for model in pool.models)),
         is_healthy=any(pool.is_healthy for pool in pools),
         waiting=_tenants(pool.waiting for pool in pools),
-        requests=sorted((one for pool in pools for one in pool.requests), key=lambda one: -one["wait_s"])[
-            :REQUESTS_MAX
-        ],
+        requests=sorted((one for pool in pools for one in pool.requests), key=lambda one: -one.wait_s)[:REQUESTS_MAX],
         backends=_engines(pools, fullest),
         running=[one for pool in pools for one in pool.running],
         gateways=[
