@@ -27,13 +27,14 @@ from lab.dlpm.experiments import A10G, A100, LOCAL_QUANTUM, Workload, average
 from lab.dlpm.programs import judge, long_context_qa, tree_of_thoughts
 from lab.experiment import Inputs, MissingTraceError
 from lab.lab_driver import simulate
+from lab.simulation_result import SimulationResult
 from lab.vtc.runs import arena
 from lab.vtc.windows import in_flight, serve_with_rule
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.orders.fcfs import Fcfs
 from policies.queue.bounds import QueueLimits
-from simulation.run import Arrival, SimulationResult
+from simulation.run import Arrival
 from tests.simulation.replicas import RAMP_S, WEIGHTS, Floods, SimulatedStore, run, service, skewed
 
 GATEWAYS, ENGINES = 8, 32

@@ -9,12 +9,13 @@ from math import inf
 from typing import Any
 
 from backends.simulated.engine_model import EngineGauges, EngineModel, Step
-from policies.admission.decisions import Dispatch, Failure
+from lab.simulation_result import LOST, EngineEvent, SimulationResult
+from policies.admission.decisions import Decision, Dispatch, Failure
 from policies.admission.engine import AdmissionEngine
 from policies.admission.request_ledger import NO_SERVICE
 from policies.capacity.gauges import Gauges
 from simulation.driver import TIMER_RESOLUTION_S, Driver, SimulatedGateway, read_gauges
-from simulation.run import LOST, Arrival, Record, SimulationResult
+from simulation.run import Arrival, Record
 
 WRONG = "wrong"
 """The outcome of a request that its engine answered with an error."""
@@ -35,7 +36,9 @@ def simulate(
         engine: knows every backend by name (`add_backend`), and has seen no event.
         settings: as `LabDriver` names them.
     """
-    return LabDriver([SimulatedGateway(0, engine)], backends, **settings).run(arrivals, until_s)
+    driver = LabDriver([SimulatedGateway(0, engine)], backends, **settings)
+    driver.run(arrivals, until_s)
+    return driver.result
 
 
 def read_step(model: EngineModel, step: Step, now: float) -> Gauges:
@@ -53,8 +56,12 @@ def read_step(model: EngineModel, step: Step, now: float) -> Gauges:
 
 @dataclass(eq=False)
 class LabDriver(Driver):
-    """The driver with closed-loop clients that may hang up, and what may be different of engines and timer."""
+    """The driver with closed-loop clients that may hang up, and what may be different of engines and timer.
 
+    Without `ended` it keeps records, decisions and events, which would exceed the memory in a long run.
+    """
+
+    result: SimulationResult = field(init=False, default_factory=SimulationResult)
     next_arrival: Callable[[Record, float], Arrival | Sequence[Arrival] | None] | None = None
     """Return the arrivals that follow when this request has ended at this time, if any."""
     scrape: Callable[[str, EngineModel, float], Gauges] | None = None
@@ -67,6 +74,27 @@ class LabDriver(Driver):
     """The gateway's timer: set when none is, at most this far away. None: exactly when the engine asks."""
     _anybody_hangs_up: bool = field(init=False, default=False)
 
+    def begin_record(self, arrival: Arrival, gateway: SimulatedGateway) -> Record:
+        record = super().begin_record(arrival, gateway)
+        if self.ended is None:
+            self.result.records[arrival.id] = record
+        return record
+
+    def call(self, gateway: SimulatedGateway, method: str, now: float, *args: object) -> None:
+        if self.ended is None:
+            self.result.events.append(EngineEvent(now, method, args))
+        super().call(gateway, method, now, *args)
+
+    def progressed(self, gateway: SimulatedGateway, request_id: str, tokens: int, now: float) -> None:
+        if self.ended is None:
+            self.result.events.append(EngineEvent(now, "progressed", (request_id, tokens)))
+        super().progressed(gateway, request_id, tokens, now)
+
+    def carry_out(self, decisions: Sequence[Decision], now: float) -> None:
+        if self.ended is None:
+            self.result.decisions += [(now, decision) for decision in decisions]
+        super().carry_out(decisions, now)
+
     def received(self, gateway: SimulatedGateway, arrival: Arrival, now: float) -> None:
         if arrival.cancel_after_tokens is not None:
             self._anybody_hangs_up = True
@@ -74,8 +102,9 @@ class LabDriver(Driver):
 
     def end(self, record: Record, outcome: str, now: float) -> None:
         super().end(record, outcome, now)
-        if outcome in ("cancelled", LOST):
-            self.result.records[record.arrival.id] = record  # its backend does not know yet
+        self.result.ended_s = now
+        if self.ended is None or outcome in ("cancelled", LOST):
+            self.records[record.arrival.id] = record  # its backend does not know yet
         following = self.next_arrival(record, now) if self.next_arrival is not None else None
         for follower in (following,) if isinstance(following, Arrival) else following or ():
             self.open_requests += 1
@@ -86,7 +115,7 @@ class LabDriver(Driver):
         if self._anybody_hangs_up:
             for token in step.tokens:
                 super().answered(backend, replace(step, tokens=[token], finished=[]), now)
-                record = self.result.records[token[0]]
+                record = self.records[token[0]]
                 if not record.outcome and len(record.token_s) == record.arrival.cancel_after_tokens:
                     self._hung_up(record, backend, now)
             step = replace(step, tokens=[])
@@ -111,7 +140,7 @@ class LabDriver(Driver):
             self.wake_at(gateway, max(min(wakeup_s, now + self.timer_s_max), now + TIMER_RESOLUTION_S))
 
     def reached(self, dispatch: Dispatch, now: float) -> None:
-        record = self.result.records[dispatch.id]
+        record = self.records[dispatch.id]
         if self.refuses is not None and self.refuses(
             dispatch.backend, self.backends[dispatch.backend].gauges(now), now
         ):

@@ -19,13 +19,14 @@ from backends.simulated.engine_model import EngineModel, Step
 from backends.simulated.engine_profiles import EngineProfile, profile
 from lab.lab_driver import simulate
 from lab.plots import Series, chart
+from lab.simulation_result import SimulationResult
 from policies.admission.decisions import Decision, Dispatch
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import CapacitySettings
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow, Request, ServiceTokens
-from simulation.run import Arrival, Record, SimulationResult
+from simulation.run import Arrival, Record
 
 BACKEND = "engine"
 RAMP_S = 5.0

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from backends.simulated.engine_model import EngineModel, Step
 from lab.lab_driver import LabDriver
+from lab.simulation_result import LOST, SimulationResult
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import Gauges
 from policies.replicas.messages import PrefixReport, ReplicaReport, ReplicaView
@@ -17,7 +18,7 @@ from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.prefixes import SharedPrefixes
 from policies.replicas.schedule import DEADLINE_S, INTERVAL_S, Schedule
 from simulation.driver import SimulatedGateway
-from simulation.run import LOST, Arrival, Record, SimulationResult
+from simulation.run import Arrival
 
 
 class StoreLink(Protocol):
@@ -63,7 +64,9 @@ def simulate_together(
         store: carries what the gateways report to each other; None: nothing does.
         stalls: when gateways stand still or die.
     """
-    return _Together(engines, backends, arrives_at, store, stalls, settings).run(arrivals, until_s)
+    driver = _Together(engines, backends, arrives_at, store, stalls, settings)
+    driver.run(arrivals, until_s)
+    return driver.result
 
 
 class _Gateway(SimulatedGateway):
@@ -119,9 +122,7 @@ class _Together(LabDriver):
         gateway.stalled_until_s = stall.until_s
         if stall.until_s < inf:
             return
-        for record in list(self.result.records.values()):
-            if record.gateway != gateway.index or record.outcome:
-                continue
+        for record in [one for one in self.records.values() if one.gateway == gateway.index and not one.outcome]:
             if record.dispatched_s is not None:
                 self.at(now + self.network_s, partial(self.abort, record.arrival.id))
             self.end(record, LOST, now)
@@ -131,8 +132,7 @@ class _Together(LabDriver):
         if gateway.stalled_until_s < inf:
             self.received(gateway, arrival, now)
         else:
-            record = self.result.records[arrival.id] = Record(arrival, gateway=gateway.index)
-            self.end(record, LOST, now)
+            self.end(self.begin_record(arrival, gateway), LOST, now)
 
     def call(self, gateway: SimulatedGateway, method: str, now: float, *args: object) -> None:
         if not self._is_stalled(gateway, now, lambda at: self.call(gateway, method, at, *args)):
@@ -154,7 +154,7 @@ class _Together(LabDriver):
 
     def _parted(self, step: Step, gateway: SimulatedGateway) -> tuple[Step, Step]:
         """Return the events of the step for this gateway, and the rest."""
-        theirs = {one for one, record in self.result.records.items() if record.gateway == gateway.index}
+        theirs = {one for one, record in self.records.items() if record.gateway == gateway.index}
         theirs_only, others = (
             replace(
                 step,

@@ -1,8 +1,8 @@
 """A driver of the production `AdmissionEngine` in front of engine models, in virtual time.
 
 Its role is that of the gateway's dispatcher: it carries out decisions and reports their effects. All events are on one
-heap, ordered by time and then by scheduling, so equal input gives equal runs. `lab.lab_driver` adds faults;
-`lab.several_gateways` adds gateways that share engines.
+heap, ordered by time and then by scheduling, so equal input gives equal runs. `lab.lab_driver` adds faults and keeps
+what happened; `lab.several_gateways` adds gateways that share engines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from policies.admission.decisions import Decision, Dispatch, Failure, Preempt
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import Gauges
 from policies.request import ServiceTokens
-from simulation.run import IMPOSSIBLE, Arrival, EngineEvent, Record, SimulationResult
+from simulation.run import IMPOSSIBLE, Arrival, Record
 
 TIMER_RESOLUTION_S = 1e-6
 """Least delay of a timer, which never fires at the instant that set it."""
@@ -55,18 +55,18 @@ class Driver:
     gateways: Sequence[SimulatedGateway]
     backends: dict[str, EngineModel]
     ended: Callable[[Record], None] | None = None
-    """Called for every ended request. The run then keeps no records, events and decisions, which would exceed the
-    memory in a long run."""
+    """Called for every ended request, which the run then forgets."""
     scrape_interval_s: float = 0.1
     network_s: float = 0.001
     """Latency of one way between gateway and backend."""
-    result: SimulationResult = field(init=False, default_factory=SimulationResult)
+    records: dict[str, Record] = field(init=False, default_factory=dict)
+    """Requests that have not ended."""
     open_requests: int = field(init=False, default=0)
     _heap: list[tuple[float, int, Callable[[float], None]]] = field(init=False, default_factory=list)
     _scheduled: int = field(init=False, default=0)
     _stepping: set[str] = field(init=False, default_factory=set)
 
-    def run(self, arrivals: Iterable[Arrival], until_s: float = inf) -> SimulationResult:
+    def run(self, arrivals: Iterable[Arrival], until_s: float = inf) -> None:
         """Run until every request has ended, or until this time. `arrivals` are in order of time."""
         self.begin(arrivals)
         while self._heap and self._heap[0][0] <= until_s:
@@ -74,7 +74,6 @@ class Driver:
             happen(now)
             for gateway in self.gateways:
                 self.set_timer(gateway, now)
-        return self.result
 
     def begin(self, arrivals: Iterable[Arrival]) -> None:
         self._schedule_next(iter(arrivals))
@@ -89,8 +88,6 @@ class Driver:
 
     def call(self, gateway: SimulatedGateway, method: str, now: float, *args: object) -> None:
         """Pass an event to an engine, and carry out its decisions."""
-        if self.ended is None:
-            self.result.events.append(EngineEvent(now, method, args))
         words = [arg.request() if isinstance(arg, Arrival) else arg for arg in args]
         decisions = getattr(gateway.engine, method)(*words[:2], now, *words[2:])
         if decisions:
@@ -98,15 +95,13 @@ class Driver:
 
     def carry_out(self, decisions: Sequence[Decision], now: float) -> None:
         for decision in decisions:
-            if self.ended is None:
-                self.result.decisions.append((now, decision))
             if isinstance(decision, Dispatch):
-                self.result.records[decision.id].dispatched_s = now
+                self.records[decision.id].dispatched_s = now
                 self.at(now + self.network_s, partial(self.reached, decision))
             elif isinstance(decision, Preempt):
-                self._preempted(self.result.records[decision.id], now)
+                self._preempted(self.records[decision.id], now)
             else:
-                record = self.result.records[decision.id]
+                record = self.records[decision.id]
                 record.dispatched_s, record.retry_after_s = None, decision.retry_after_s
                 self.end(record, decision.reason.value, now)
 
@@ -129,10 +124,9 @@ class Driver:
     def end(self, record: Record, outcome: str, now: float) -> None:
         record.finished_s, record.outcome = now, outcome
         self.open_requests -= 1
-        self.result.ended_s = now
+        del self.records[record.arrival.id]
         if self.ended is not None:
             self.ended(record)
-            del self.result.records[record.arrival.id]
 
     def _schedule_next(self, arrivals: Iterator[Arrival]) -> None:
         arrival = next(arrivals, None)
@@ -150,12 +144,16 @@ class Driver:
         self.received(self.gateways[0], arrival, now)
 
     def received(self, gateway: SimulatedGateway, arrival: Arrival, now: float) -> None:
-        record = self.result.records[arrival.id] = Record(arrival, gateway=gateway.index)
+        record = self.begin_record(arrival, gateway)
         tokens = arrival.prompt_tokens + min(arrival.output_tokens, arrival.output_tokens_max)
         if any(tokens <= model.profile.max_model_len for model in self.backends.values()):
             self.call(gateway, "arrived", now, arrival)
         else:
             self.end(record, IMPOSSIBLE, now)
+
+    def begin_record(self, arrival: Arrival, gateway: SimulatedGateway) -> Record:
+        record = self.records[arrival.id] = Record(arrival, gateway=gateway.index)
+        return record
 
     def set_timer(self, gateway: SimulatedGateway, now: float) -> None:
         wakeup_s = gateway.engine.next_wakeup()
@@ -188,7 +186,7 @@ class Driver:
 
     def reached(self, dispatch: Dispatch, now: float) -> None:
         """Deliver a dispatched request to its backend."""
-        arrival = self.result.records[dispatch.id].arrival
+        arrival = self.records[dispatch.id].arrival
         tokens, prefix = min(arrival.output_tokens, arrival.output_tokens_max), arrival.context or arrival.prefix
         self.backends[dispatch.backend].submit(EngineRequest(arrival.id, arrival.prompt_tokens, tokens, prefix))
         if dispatch.backend not in self._stepping:
@@ -203,7 +201,7 @@ class Driver:
         self._stepping.add(name)
         step = model.step(now)
         for victim in step.preempted:
-            self.result.records[victim].preemptions += 1
+            self.records[victim].preemptions += 1
         self.stepped(name, step, now)
         self.at(now + step.duration_s, partial(self._step, name))
 
@@ -213,9 +211,9 @@ class Driver:
 
     def answered(self, backend: str, step: Step, now: float) -> None:
         """Deliver the tokens of a batch to the gateway."""
+        records, gateways = self.records, self.gateways
         for request_id, tokens in step.cached_tokens.items():
-            self.result.records[request_id].cached_tokens = tokens
-        records, gateways = self.result.records, self.gateways
+            records[request_id].cached_tokens = tokens
         for request_id, tokens in step.tokens:  # the hottest loop: once per token
             record = records[request_id]
             if record.outcome or record.dispatched_s is None:
@@ -225,18 +223,19 @@ class Driver:
             else:
                 record.token_s.extend([now] * tokens)
             if record.arrival.streamed:
-                if self.ended is None:
-                    self.result.events.append(EngineEvent(now, "progressed", (request_id, tokens)))
-                decisions = gateways[record.gateway].engine.progressed(request_id, tokens, now)
-                if decisions:
-                    self.carry_out(decisions, now)
+                self.progressed(gateways[record.gateway], request_id, tokens, now)
         for request_id in step.finished:
-            record = self.result.records[request_id]
+            record = records[request_id]
             if record.outcome or record.dispatched_s is None:
                 continue
             self.end(record, "completed", now)
             service = ServiceTokens(record.arrival.prompt_tokens, len(record.token_s), record.cached_tokens)
             self.call(gateways[record.gateway], "finished", now, request_id, service)
+
+    def progressed(self, gateway: SimulatedGateway, request_id: str, tokens: int, now: float) -> None:
+        decisions = gateway.engine.progressed(request_id, tokens, now)
+        if decisions:
+            self.carry_out(decisions, now)
 
     def observed(self, name: str, gauges: Gauges, now: float) -> None:
         """Report a backend's gauges to the gateways."""

@@ -114,22 +114,19 @@ def as_text(replayed: ReplayReport) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-POLICY_HEADS = (
-    "policy", "requests", "completed", "refused", "TTFT p50", "p95", "p99", "tokens/s", "Jain", "max gap",
-    "preemptions", "wasted tokens",
-)  # fmt: skip
-
-
 def _policy_rows(replayed: ReplayReport) -> list[list[str]]:
-    return [list(POLICY_HEADS), *([replayed.label(each), *_policy_cells(each)] for each in replayed.results)]
-
-
-def _policy_cells(each: ReplayResult) -> list[str]:
-    jain = NOTHING if each.jain is None else f"{each.jain:.3f}"
-    return [
-        f"{each.requests:,}", f"{each.completed:,}", f"{sum(each.refused.values()):,}", *_quantiles(each.ttft_s),
-        f"{each.tokens_per_s:,.0f}", jain, f"{each.gap_max:,.0f}", f"{each.preemptions:,}", f"{each.wasted_tokens:,}",
-    ]  # fmt: skip
+    rows = [[
+        "policy", "requests", "completed", "refused", "TTFT p50", "p95", "p99", "tokens/s", "Jain", "max gap",
+        "preemptions", "wasted tokens",
+    ]]  # fmt: skip
+    for each in replayed.results:
+        jain = NOTHING if each.jain is None else f"{each.jain:.3f}"
+        rows.append([
+            replayed.label(each), f"{each.requests:,}", f"{each.completed:,}", f"{sum(each.refused.values()):,}",
+            *_quantiles(each.ttft_s), f"{each.tokens_per_s:,.0f}", jain, f"{each.gap_max:,.0f}",
+            f"{each.preemptions:,}", f"{each.wasted_tokens:,}",
+        ])  # fmt: skip
+    return rows
 
 
 def _refused_rows(replayed: ReplayReport) -> list[list[str]]:
@@ -169,8 +166,7 @@ def as_json(replayed: ReplayReport) -> str:
         "trace": {
             "paths": [str(path) for path in trace.paths], "format": trace.format, "requests": trace.requests,
             "span_s": trace.span_s, "tenants": len(trace.demand), "skipped": trace.skipped, "foreign": trace.foreign,
-            "elsewhere": trace.elsewhere,
-            "assumed": trace.assumed,
+            "elsewhere": trace.elsewhere, "assumed": trace.assumed,
         },
         "engines": {"backends": replayed.backends, "profile": replayed.profile.name},
         "warning": replayed.warning(),

@@ -1,17 +1,13 @@
-"""Workload and results of a simulation, as experiments read them."""
+"""A request of a simulation: how it arrives, and what becomes of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from policies.admission.decisions import Decision
 from policies.request import NO_CLAIM, Claim, Flow, Request
 
 IMPOSSIBLE = "context_length_exceeded"
 """Outcome of a request longer than the model's context, which the gateway refuses unseen."""
-LOST = "lost"
-"""Outcome of a request whose gateway died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,30 +66,6 @@ class Record:
     """Index of the gateway that received it."""
 
     @property
-    def first_token_s(self) -> float | None:
-        return self.token_s[0] if self.token_s else None
-
-    @property
     def ttft_s(self) -> float | None:
         """Time from arrival to first token in seconds."""
         return self.token_s[0] - self.arrival.arrived_s if self.token_s else None
-
-
-class EngineEvent(NamedTuple):
-    """A call of the admission engine, complete enough to repeat. `arrived` carries the `Arrival`."""
-
-    now: float
-    method: str
-    args: tuple[object, ...]
-
-
-@dataclass(slots=True, eq=False)
-class SimulationResult:
-    """Result of a simulation: records by request, decisions in order, and replayable engine calls."""
-
-    records: dict[str, Record] = field(default_factory=dict)
-    decisions: list[tuple[float, Decision]] = field(default_factory=list)
-    events: list[EngineEvent] = field(default_factory=list)
-    waiting_max: int = 0
-    """Most requests that waited inside one engine at the end of any step."""
-    ended_s: float = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from itertools import accumulate, combinations
 from math import ceil
@@ -12,6 +13,8 @@ from policies.request import ServiceTokens
 from simulation.run import Record
 from simulation.statistics import jain
 
+Amounts = defaultdict[int, float]
+"""Amounts by tick."""
 TICKS_MAX = 600
 """Ticks of a run. A longer run doubles their length."""
 
@@ -24,8 +27,11 @@ class Timeline:
 
     def __init__(self, tenants: Collection[str], tick_s: float) -> None:
         self.tick_s = tick_s
-        self._service: dict[str, list[float]] = {tenant: [] for tenant in tenants}
-        self._waiting: dict[str, list[int]] = {tenant: [] for tenant in tenants}  # changes between ticks
+        self._ticks = 0
+        """Ticks until the last service or wait of any tenant."""
+        self._service: dict[str, Amounts] = {tenant: defaultdict(float) for tenant in tenants}
+        self._waiting: dict[str, Amounts] = {tenant: defaultdict(float) for tenant in tenants}
+        """Changes of the number of waiting requests, at the beginnings of ticks."""
         self._price = LinearCost()
 
     def add(self, tenant: str, record: Record) -> None:
@@ -51,13 +57,12 @@ class Timeline:
     def rates(self, tenant: str, window_s: float) -> list[tuple[float, float]]:
         """Return (middle of a tick, service per second in the window around it), until the last service of any
         tenant."""
-        totals = [0.0, *accumulate(self._service[tenant])]
-        ticks = self._ticks()
+        totals, ticks = self._totals(tenant), self._ticks
         half = max(1, round(window_s / self.tick_s)) // 2
         course = []
         for tick in range(ticks):
             first, after = max(0, tick - half), min(ticks, tick + half + 1)
-            rate = (_at(totals, after) - _at(totals, first)) / ((after - first) * self.tick_s)
+            rate = (totals[after] - totals[first]) / ((after - first) * self.tick_s)
             course.append(((tick + 0.5) * self.tick_s, rate))
         return course
 
@@ -66,14 +71,15 @@ class Timeline:
 
         Theorem 4.4 of VTC bounds this difference over any period in which both have requests waiting.
         """
-        totals = {tenant: [0.0, *accumulate(amounts)] for tenant, amounts in self._service.items()}
+        totals = {tenant: self._totals(tenant) for tenant in weights}
         common: dict[tuple[str, str], tuple[float, float]] = {}
         course = []
         for tick, waiting in enumerate(self._waiting_throughout()):
             before, common = common, {}
             for one, other in combinations(sorted(waiting & weights.keys()), 2):
-                at = [_at(totals[one], edge) / weights[one] - _at(totals[other], edge) / weights[other]
-                      for edge in (tick, tick + 1)]  # fmt: skip
+                at = [
+                    totals[one][edge] / weights[one] - totals[other][edge] / weights[other] for edge in (tick, tick + 1)
+                ]
                 low, high = before.get((one, other), (at[0], at[0]))
                 common[one, other] = min(low, at[1]), max(high, at[1])
             course.append(((tick + 1) * self.tick_s, max((high - low for low, high in common.values()), default=0.0)))
@@ -86,58 +92,48 @@ class Timeline:
         Return None without such a window: then no tenants competed.
         """
         ticks = max(1, round(window_s / self.tick_s))
-        waiting = list(self._waiting_throughout())
+        waiting, totals = list(self._waiting_throughout()), {tenant: self._totals(tenant) for tenant in weights}
         found = []
         for begin in range(0, len(waiting) - ticks + 1, ticks):
             tenants = set.intersection(*waiting[begin : begin + ticks]) & weights.keys()
             if len(tenants) > 1:
-                amounts = [sum(self._service[tenant][begin : begin + ticks]) / weights[tenant] for tenant in tenants]
-                found.append(jain(amounts))
+                received = {tenant: totals[tenant][begin + ticks] - totals[tenant][begin] for tenant in tenants}
+                found.append(jain([service / weights[tenant] for tenant, service in received.items()]))
         return sum(found) / len(found) if found else None
 
-    def _ticks(self) -> int:
-        waited = max(len(changes) for changes in self._waiting.values()) - 1
-        return max(waited, *(len(amounts) for amounts in self._service.values()))
+    def _totals(self, tenant: str) -> list[float]:
+        """Return the service of a tenant until each beginning of a tick, and until the end."""
+        return [0.0, *accumulate(self._service[tenant].get(tick, 0.0) for tick in range(self._ticks))]
 
     def _waiting_throughout(self) -> Iterator[set[str]]:
         """Yield for each tick the tenants that waited at both its ends."""
-        courses = {tenant: list(accumulate(changes)) for tenant, changes in self._waiting.items()}
-        for tick in range(self._ticks()):
-            yield {
-                tenant
-                for tenant, course in courses.items()
-                if tick + 1 < len(course) and course[tick] and course[tick + 1]
-            }
+        courses = {
+            tenant: list(accumulate(changes.get(tick, 0.0) for tick in range(self._ticks + 1)))
+            for tenant, changes in self._waiting.items()
+        }
+        for tick in range(self._ticks):
+            yield {tenant for tenant, course in courses.items() if course[tick] and course[tick + 1]}
 
     def _add_service(self, tenant: str, time_s: float, amount: float) -> None:
         """Add service to the tick of this time."""
-        amounts, tick = self._service[tenant], int(time_s / self.tick_s)
-        if tick >= len(amounts):
-            amounts.extend([0.0] * (tick + 1 - len(amounts)))
-        amounts[tick] += amount
+        tick = int(time_s / self.tick_s)
+        self._service[tenant][tick] += amount
+        self._ticks = max(self._ticks, tick + 1)
 
     def _add_wait(self, tenant: str, from_s: float, until_s: float) -> None:
         """Add one waiting request to every tick within this period."""
         first, after = ceil(from_s / self.tick_s), ceil(until_s / self.tick_s)
         if after > first:
-            changes = self._waiting[tenant]
-            if after >= len(changes):
-                changes.extend([0] * (after + 1 - len(changes)))
-            changes[first] += 1
-            changes[after] -= 1
+            self._waiting[tenant][first] += 1
+            self._waiting[tenant][after] -= 1
+            self._ticks = max(self._ticks, after)
 
     def _coarsen(self) -> None:
         """Double the length of a tick, and merge pairs of ticks."""
         self.tick_s *= 2
-        for tenant, amounts in self._service.items():
-            amounts.extend([0.0] * (len(amounts) % 2))
-            self._service[tenant] = [a + b for a, b in zip(amounts[::2], amounts[1::2], strict=True)]
-        for tenant, changes in self._waiting.items():
-            merged = [0] * (len(changes) // 2 + 1)
-            for tick, change in enumerate(changes):
-                merged[(tick + 1) // 2] += change
-            self._waiting[tenant] = merged
-
-
-def _at(totals: list[float], edge: int) -> float:
-    return totals[min(edge, len(totals) - 1)]
+        self._ticks = (self._ticks + 1) // 2
+        for tables, offset in ((self._service, 0), (self._waiting, 1)):
+            for tenant, amounts in tables.items():
+                merged = tables[tenant] = defaultdict(float)
+                for tick, amount in amounts.items():
+                    merged[(tick + offset) // 2] += amount

@@ -92,22 +92,12 @@ def _waited_s(tenant: TenantResult) -> float:
     return tenant.ttft_s["p95" if tenant.requests >= REQUESTS_MIN else "p50"]
 
 
-def _refused(one: TenantResult, other: TenantResult) -> float:
-    """Return the difference of the refused fractions."""
-    return abs(one.completed / one.requests - other.completed / other.requests)
-
-
-def _is_alike(one: TenantResult, other: TenantResult) -> bool:
-    """Return whether a tenant fares alike in two runs."""
-    low, high = sorted((_waited_s(one), _waited_s(other)))
-    return high - low <= max(ALIKE_S, ALIKE_PART * high) and _refused(one, other) <= ALIKE_REFUSED
-
-
 def _change(one: TenantResult, other: TenantResult) -> float:
-    """Return how much this tenant gains by the second run; below 0 it pays."""
-    if _is_alike(one, other):
-        return 0.0
+    """Return how much this tenant gains by the second run; below 0 it pays, at 0 it fares alike."""
+    low_s, high_s = sorted((_waited_s(one), _waited_s(other)))
     served = (other.completed - one.completed) / one.requests
+    if high_s - low_s <= max(ALIKE_S, ALIKE_PART * high_s) and abs(served) <= ALIKE_REFUSED:
+        return 0.0
     return log(max(SHORTEST_S, _waited_s(one)) / max(SHORTEST_S, _waited_s(other))) + REFUSED_WEIGHT * served
 
 

@@ -27,6 +27,7 @@ from gateway.operator.operated import OperatedGateway
 from gateway.operator.page.files import page
 from gateway.operator.pool_metrics import PoolGauges
 from gateway.operator.snapshots.snapshot import SnapshotSource, snapshot_of
+from gateway.operator.snapshots.spans import sums_of_pools
 from gateway.operator.snapshots.state_document import state
 from gateway.storage.store_errors import StoreError
 from gateway.usage.database import Database
@@ -81,10 +82,10 @@ def _routes(gateway: OperatedGateway) -> list[web.RouteDef]:
 
     async def metrics(request: web.Request) -> web.Response:
         gauges.read(gateway)
-        summed_up = state(snapshot_of(gateway), gateway.recent)
+        sums, _ = sums_of_pools(snapshot_of(gateway), gateway.recent)
 
         def rendered() -> bytes:
-            gauges.read_tenants(summed_up())
+            gauges.read_tenants(sums())
             return generate_latest(gateway.metrics.registry)
 
         # Rendering takes long with many tenants, so it runs in a thread and delays no stream.

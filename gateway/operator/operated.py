@@ -124,16 +124,10 @@ class Reloader:
         return ReloadResult("refused", self.hash, found, why_not)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of reloads, and of backends that are drained."""
+        """Yield the metrics of reloads."""
         yield single("fairgate_config_reload_success", self.succeeded)
         yield single("fairgate_config_reload_timestamp_seconds", self.loaded_s)
         yield family("fairgate_config_info", [([self.hash], 1)])
-        draining = [
-            ([pool.name, name], backend.drained or backend.leaving)
-            for pool in list(self._gateway.pools)
-            for name, backend in list(pool.backends.items())
-        ]
-        yield family("fairgate_backend_draining", draining)
 
 
 def _load(load: Callable[[], Config], before: Config, parts: list[object]) -> tuple[Config, str, list[str], list[str]]:

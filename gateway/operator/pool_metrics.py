@@ -8,32 +8,25 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client.metrics_core import Metric
 
 from gateway.pool.parts import parts_of
 from gateway.telemetry.metric_families import Row, family
-from gateway.telemetry.metrics import OTHERS, TENANTS_MAX, RequestMetrics
+from gateway.telemetry.metrics import OTHERS, TENANTS_MAX, RequestMetrics, label
 from policies.limits.quotas import GROUP, Quotas
-from policies.request import BATCH
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
     from gateway.operator.operated import OperatedGateway
+    from gateway.operator.snapshots.spans import Sums
     from gateway.pool.backend import Backend
     from gateway.pool.pool import Pool
     from policies.capacity.ledger import BackendLedger
 
 GROUPS_MAX: Final = 200
 Rows = dict[str, list[Row]]
-_SERVICE: Final = {
-    ("service_received", "tenant"): "fairgate_recent_service",
-    ("service_due", "tenant"): "fairgate_recent_service_due",
-    ("service_received", "group"): "fairgate_group_service",
-    ("service_due", "group"): "fairgate_group_service_due",
-}
-"""Metrics of recent service, by the field of a tenant in the document of `/state`."""
 
 
 class PoolGauges:
@@ -70,29 +63,27 @@ class PoolGauges:
             self._read_groups(gateway.config)
 
     def _read_pools(self, rows: Rows, pools: Iterable[Pool]) -> None:
-        queues: dict[tuple[str, str], int] = dict.fromkeys(self._metrics.labelled(), 0)
-        contexts: Counter[tuple[str, str]] = Counter()
+        labelled = self._metrics.labelled()
+        queues, contexts = Counter(dict.fromkeys(labelled, 0)), Counter[tuple[str, ...]]()
         for pool in pools:
             engine, name = pool.dispatcher.engine, pool.name
-            queues.setdefault((name, OTHERS), 0)
+            queues[name, OTHERS] += 0
             for tenant, waiting in engine.requests.waiting.by_tenant().items():
-                has_label = (name, tenant) in queues or len(queues) < TENANTS_MAX
-                of = (name, tenant if has_label else OTHERS)
-                queues[of] = queues.get(of, 0) + waiting.requests
+                queues[label(labelled, (name, tenant), TENANTS_MAX)] += waiting.requests
             for tenant, tokens in engine.working_set.tenants().items():
-                contexts[name, tenant if (name, tenant) in queues else OTHERS] += tokens
+                contexts[label(labelled, (name, tenant), TENANTS_MAX)] += tokens
             for metric, value in _pool_values(pool).items():
                 rows[metric].append(([name], value))
             for outcome, count in engine.requests.expected_waits.counts().items():
                 rows["fairgate_expected_waits_total"].append(([name, outcome], count))
             for backend in pool.backends.values():
-                rows["fairgate_backend_info"].append(([name, backend.name, backend.adapter.name], 1))
-                counts = [([name, backend.name, kind], tokens) for kind, tokens in backend.prompt_tokens.items()]
+                of_engine = [name, backend.name]
+                rows["fairgate_backend_info"].append(([*of_engine, backend.adapter.name], 1))
+                counts = [([*of_engine, kind], tokens) for kind, tokens in backend.prompt_tokens.items()]
                 rows["fairgate_backend_prompt_tokens_total"] += counts
-            for engine_name, ledger in engine.backends.items():
-                for metric, known in _engine_values(ledger, pool.backends.get(engine_name)).items():
+                for metric, known in _engine_values(engine.backends[backend.name], backend).items():
                     if known is not None:
-                        rows[metric].append(([name, engine_name], known))
+                        rows[metric].append((of_engine, known))
         rows["fairgate_queued_requests"] = [*queues.items()]
         rows["fairgate_working_set_tokens"] = [*contexts.items()]
 
@@ -116,21 +107,24 @@ class PoolGauges:
         }
         self._around = {tenant: [name for name in all_ if name in of_each] for tenant, all_ in config.around.items()}
 
-    def read_tenants(self, present: Mapping[str, Any]) -> None:
-        """Read the service that the busiest tenants received lately and were due, from the document of `/state`."""
-        rows: dict[str, defaultdict[tuple[str, str], float]] = {name: defaultdict(float) for name in _SERVICE.values()}
+    def read_tenants(self, pools: Mapping[str, Sums]) -> None:
+        """Read the service that the tenants of each pool received lately and were due."""
+        received, due, of_groups, due_to_groups = (defaultdict[tuple[str, ...], float](float) for _ in range(4))
         labelled = self._metrics.labelled()
-        for pool in present["pools"]:
-            for one in pool["tenants"]:
-                of = (pool["pool"], one["tenant"])
-                if of not in labelled and len(labelled) >= TENANTS_MAX:
-                    of = (of[0], OTHERS)
-                labelled.add(of)
-                groups = [(pool["pool"], group) for group in self._around.get(one["tenant"].removesuffix(BATCH), ())]
-                for (field, whose), name in _SERVICE.items():
-                    for label in [of] if whose == "tenant" else groups:
-                        rows[name][label] += one[field]
-        self._of_tenants = {name: [*found.items()] for name, found in rows.items()}
+        for pool, sums in pools.items():
+            for tenant, one in sums.items():
+                of = label(labelled, (pool, tenant), TENANTS_MAX)
+                received[of] += one.received
+                due[of] += one.due
+                for group in self._around.get(tenant, ()):
+                    of_groups[pool, group] += one.received
+                    due_to_groups[pool, group] += one.due
+        self._of_tenants = {
+            "fairgate_recent_service": [*received.items()],
+            "fairgate_recent_service_due": [*due.items()],
+            "fairgate_group_service": [*of_groups.items()],
+            "fairgate_group_service_due": [*due_to_groups.items()],
+        }
 
 
 def _pool_values(pool: Pool) -> dict[str, float]:
@@ -149,13 +143,14 @@ def _pool_values(pool: Pool) -> dict[str, float]:
     }
 
 
-def _engine_values(ledger: BackendLedger, backend: Backend | None) -> dict[str, float | None]:
+def _engine_values(ledger: BackendLedger, backend: Backend) -> dict[str, float | None]:
     """Return an engine's value of each metric; None if the value is not known."""
     return {
         "fairgate_dispatched_sequences": ledger.sequences,
         "fairgate_backend_slots": ledger.slots.count,
         "fairgate_kv_projected_ratio": ledger.kv_fraction(),
         "fairgate_backend_up": ledger.healthy,
-        "fairgate_backend_on_steps": backend is not None and backend.read_by == "steps",
+        "fairgate_backend_draining": backend.drained or backend.leaving,
+        "fairgate_backend_on_steps": backend.read_by == "steps",
         "fairgate_backend_preemptions_total": ledger.preemptions_total,
     }

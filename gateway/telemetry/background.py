@@ -70,15 +70,7 @@ class Tasks:
                     await run()
                 except Exception as error:  # a fault of one run ends no task
                     self._failed[kind] += 1
-                    is_logged = isinstance(error, OperationalError)
-                    if name not in self.faults:
-                        logger.error(
-                            "background task '%s' failed, and is tried again: %s",
-                            name,
-                            error,
-                            exc_info=None if is_logged else error,
-                        )
-                    self.faults[name] = str(error) if is_logged else f"{type(error).__name__}: see the log"
+                    self._note_fault(name, error)
                     await asyncio.sleep(RETRY_S)
                 else:
                     self._goes_on(name)
@@ -86,6 +78,13 @@ class Tasks:
                     lasting.cancel()
         finally:
             self.faults.pop(name, None)
+
+    def _note_fault(self, name: str, error: Exception) -> None:
+        """Note the fault of a run, and log the fault unless the run before failed, too."""
+        trace = None if isinstance(error, OperationalError) else error
+        if name not in self.faults:
+            logger.error("background task '%s' failed, and is tried again: %s", name, error, exc_info=trace)
+        self.faults[name] = str(error) if trace is None else f"{type(error).__name__}: see the log"
 
     def _goes_on(self, name: str) -> None:
         if self.faults.pop(name, None) is not None:

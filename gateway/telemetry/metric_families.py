@@ -38,10 +38,7 @@ _TENANT: Final = ("pool", "tenant")
 _GROUP: Final = ("pool", "group")
 FAMILIES: Final = {
     "fairgate_requests_total": _counter("Requests ended.", "pool", "tenant", "model", "outcome"),
-    "fairgate_not_completed_total": _counter(
-        "Requests that did not complete.",
-        "pool", "tenant", "outcome", "reason",
-    ),
+    "fairgate_not_completed_total": _counter("Requests that did not complete.", "pool", "tenant", "outcome", "reason"),
     "fairgate_key_not_completed_total": _counter(
         "Requests that did not complete, for keys with labels.", "tenant", "key", "outcome", "reason"
     ),
@@ -55,8 +52,7 @@ FAMILIES: Final = {
     "fairgate_faults_total": _counter("Events that failed by a fault of the gateway; see its log.", "pool"),
     "fairgate_queue_seconds": _histogram("Wait before dispatch.", "pool", "tenant", "outcome"),
     "fairgate_expected_waits_total": _counter(
-        "Waits of over a second: right (half to twice the expected wait), longer or shorter.",
-        "pool", "outcome",
+        "Waits of over a second: right (half to twice the expected wait), longer or shorter.", "pool", "outcome",
     ),
     "fairgate_held_back_seconds": _histogram("Part of the wait, by its cause.", "pool", "obstacle"),
     "fairgate_first_token_seconds": _histogram("Arrival to first token.", "pool", "tenant", "model"),
@@ -65,9 +61,7 @@ FAMILIES: Final = {
     "fairgate_queued_bytes": MetricFamily("Bytes of bodies waiting.", ("pool",)),
     "fairgate_wanted_requests": MetricFamily("Requests that wait or run, also without an engine.", ("pool",)),
     "fairgate_wanted_tokens": MetricFamily("Prompt and expected answer tokens of the wanted requests.", ("pool",)),
-    "fairgate_start_seconds": MetricFamily(
-        "Usual time of an engine's start, with start_s_max.", ("pool",), MOST
-    ),
+    "fairgate_start_seconds": MetricFamily("Usual time of an engine's start, with start_s_max.", ("pool",), MOST),
     "fairgate_recent_service": MetricFamily("Service received within the last minute.", _TENANT),
     "fairgate_recent_service_due": MetricFamily("Service due within the last minute, by weight.", _TENANT),
     "fairgate_group_service": MetricFamily("Service that a group received within the last minute.", _GROUP),

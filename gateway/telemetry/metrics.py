@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final
 
@@ -35,44 +35,35 @@ _HELD_BACK: Final = "fairgate_held_back_seconds"
 
 
 @dataclass(slots=True)
-class _OutcomeTotals:
-    """Requests of one tenant and model that ended with one outcome. Tenants may share distributions."""
+class _Totals:
+    """Requests of one (pool, tenant, model) that ended with one outcome. Tenants may share distributions."""
 
     waits: _Distribution
     totals: _Distribution
+    first_tokens: _Distribution
     requests: int = 0
-
-
-@dataclass(slots=True)
-class _TenantTotals:
-    """Token counts, ended requests by outcome, and times to first token of one (pool, tenant, model)."""
-
-    tenant: str
-    model: str
     input: int = 0
     output: int = 0
     cached: int = 0
     wasted: int = 0
-    ways: dict[str, _OutcomeTotals] = field(default_factory=dict)
-    first_tokens: _Distribution | None = None
 
 
 class _Distribution:
     """A histogram of times."""
 
-    __slots__ = ("_bounds", "_counts", "_sum_s")
+    __slots__ = ("_bounds", "_sum_s", "counts")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
+        self.counts = [0] * (len(bounds) + 1)
         self._sum_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(self._bounds, seconds)] += 1
+        self.counts[bisect_left(self._bounds, seconds)] += 1
         self._sum_s += seconds
 
     def row(self, labels: Sequence[object]) -> Row:
-        at_most = accumulate(self._counts)
+        at_most = accumulate(self.counts)
         buckets = [(bound, float(next(at_most))) for bound in (*map(str, self._bounds), "+Inf")]
         return [str(label) for label in labels], buckets, self._sum_s
 
@@ -83,8 +74,10 @@ class RequestMetrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        self._by_tenant: dict[tuple[str, str, str], _TenantTotals] = {}
-        """Sums by (pool, tenant, model)."""
+        self._totals: dict[tuple[str, str, str, str], _Totals] = {}
+        """Sums by (pool, tenant, model, outcome)."""
+        self._tenants: set[tuple[str, ...]] = set()
+        """Each (pool, tenant, model) that is counted by name."""
         self._models: set[tuple[str, ...]] = set()
         self._in_histograms: set[tuple[str, ...]] = set()
         """Each (pool, tenant) with distributions of its own."""
@@ -100,35 +93,29 @@ class RequestMetrics:
 
     def settled(self, record: RequestRecord) -> None:
         """Count an ended request; without a pool, only the reason of its refusal."""
-        if record.pool:
-            self.ended(record)
-        elif record.outcome == Outcome.REFUSED:
-            self.refused(record)
-
-    def ended(self, record: RequestRecord) -> None:
         pool, service = record.pool, record.service
-        tenant_totals = self._by_tenant.get((pool, record.tenant, record.model)) or self._new_totals(record)
-        way = tenant_totals.ways.get(record.outcome) or self._add_outcome(tenant_totals, record)
-        way.requests += 1
-        way.waits.observe(record.queue_s)
-        way.totals.observe(record.total_s)
-        tenant_totals.input += service.prompt
-        tenant_totals.output += service.output
-        tenant_totals.cached += service.cached or 0
+        if not pool:
+            if record.outcome == Outcome.REFUSED:
+                self._refused(record)
+            return
+        of = (pool, record.tenant, record.model, record.outcome)
+        one = self._totals.get(of) or self._new_totals(*of)
+        one.requests += 1
+        one.waits.observe(record.queue_s)
+        one.totals.observe(record.total_s)
+        one.input += service.prompt
+        one.output += service.output
+        one.cached += service.cached or 0
         if record.reason:
-            self.refused(record)
+            self._refused(record)
             if record.request is not None:
-                tenant_totals.wasted += record.request.progress.wasted_tokens
+                one.wasted += record.request.progress.wasted_tokens
         for obstacle, seconds in record.waited_s.items():
             self._distribution(_HELD_BACK, (pool, obstacle)).observe(seconds)
-        first_token_s = record.first_token_s
-        if first_token_s is not None:
-            if tenant_totals.first_tokens is None:
-                of = (pool, self._in_histograms_as(pool, tenant_totals.tenant), tenant_totals.model)
-                tenant_totals.first_tokens = self._distribution(_FIRST_TOKEN, of)
-            tenant_totals.first_tokens.observe(first_token_s)
+        if record.first_token_s is not None:
+            one.first_tokens.observe(record.first_token_s)
 
-    def refused(self, record: RequestRecord) -> None:
+    def _refused(self, record: RequestRecord) -> None:
         """Count the reason of a request that did not complete. Nothing else is counted if no pool was found for it."""
         outcome, reason = record.outcome, record.reason
         _count(self._reasons, (record.pool, record.tenant, outcome, reason), (record.pool, OTHERS, outcome, reason))
@@ -136,19 +123,17 @@ class RequestMetrics:
             key = (record.tenant, record.key, outcome, reason)
             _count(self._reasons_of_keys, key, (OTHERS, OTHERS, outcome, reason))
 
-    def _new_totals(self, record: RequestRecord) -> _TenantTotals:
-        """Add the sums of a (pool, tenant, model) that was not seen before. Names beyond the bounds become `OTHERS`."""
-        pool, tenant = record.pool, record.tenant if len(self._by_tenant) < TENANTS_MAX else OTHERS
-        [model] = _label(self._models, (record.model,), MODELS_MAX)
-        return self._by_tenant.setdefault((pool, tenant, model), _TenantTotals(tenant, model))
-
-    def _add_outcome(self, tenant_totals: _TenantTotals, record: RequestRecord) -> _OutcomeTotals:
-        """Add the counts of an outcome that this tenant has not had before."""
-        pool, outcome = record.pool, record.outcome
-        of = (pool, self._in_histograms_as(pool, tenant_totals.tenant), outcome)
+    def _new_totals(self, pool: str, tenant: str, model: str, outcome: str) -> _Totals:
+        """Add the sums of a (pool, tenant, model, outcome) that was not seen before. Names beyond the bounds become
+        `OTHERS`."""
+        [model] = label(self._models, (model,), MODELS_MAX)
+        if (pool, tenant, model) != label(self._tenants, (pool, tenant, model), TENANTS_MAX):
+            tenant = OTHERS
+        whose = label(self._in_histograms, (pool, tenant), TENANTS_IN_HISTOGRAMS_MAX)[-1]
+        waits = self._distribution(_QUEUE, (pool, whose, outcome))
         totals = self._distribution(_REQUEST, (pool, outcome))
-        way = tenant_totals.ways[outcome] = _OutcomeTotals(self._distribution(_QUEUE, of), totals)
-        return way
+        one = _Totals(waits, totals, self._distribution(_FIRST_TOKEN, (pool, whose, model)))
+        return self._totals.setdefault((pool, tenant, model, outcome), one)
 
     def _distribution(self, name: str, labels: tuple[str, ...]) -> _Distribution:
         """Return the distribution with these labels, a new one at first."""
@@ -156,30 +141,26 @@ class RequestMetrics:
         bounds = _TOTAL_BUCKETS if name == _REQUEST else _WAIT_BUCKETS
         return by.get(labels) or by.setdefault(labels, _Distribution(bounds))
 
-    def _in_histograms_as(self, pool: str, tenant: str) -> str:
-        return _label(self._in_histograms, (pool, tenant), TENANTS_IN_HISTOGRAMS_MAX)[-1]
-
     def collect(self) -> Iterator[Metric]:
         """Yield the counts for the registry. Runs in another thread than the loop, so tables are copied in one step."""
-        tokens: list[Row] = []
-        requests: list[Row] = []
-        wasted: Counter[str] = Counter()
-        for of, totals in list(self._by_tenant.items()):
-            wasted[totals.tenant] += totals.wasted
-            tokens += [((*of, kind), getattr(totals, kind)) for kind in ("input", "output", "cached")]
-            requests += [((*of, outcome), way.requests) for outcome, way in list(totals.ways.items())]
-        yield family("fairgate_tokens_total", tokens)
-        yield family("fairgate_requests_total", requests)
+        totals = list(self._totals.items())
+        tokens, wasted = Counter[tuple[str, ...]](), Counter[str]()
+        for (pool, tenant, model, _), one in totals:
+            wasted[tenant] += one.wasted
+            for kind in ("input", "output", "cached"):
+                tokens[pool, tenant, model, kind] += getattr(one, kind)
+        yield family("fairgate_tokens_total", tokens.items())
+        yield family("fairgate_requests_total", [(of, one.requests) for of, one in totals])
         yield family("fairgate_wasted_tokens_total", [([tenant], count) for tenant, count in wasted.items()])
         yield family("fairgate_not_completed_total", list(self._reasons.items()))
         yield family("fairgate_key_not_completed_total", list(self._reasons_of_keys.items()))
         for name, by in self._distributions.items():
-            yield family(name, [one.row(labels) for labels, one in list(by.items())])
+            yield family(name, [one.row(labels) for labels, one in list(by.items()) if any(one.counts)])
         yield family("fairgate_build_info", [([__version__, BUILD], 1)])
 
-    def labelled(self) -> set[tuple[str, str]]:
+    def labelled(self) -> set[tuple[str, ...]]:
         """Return each (pool, tenant) with a label, for which other metrics show a zero, too."""
-        return {(pool, tenant) for pool, tenant, _ in list(self._by_tenant)}
+        return {(pool, tenant) for pool, tenant, _, _ in list(self._totals)}
 
 
 def _count(counts: dict[tuple[str, str, str, str], int], labels: tuple[str, str, str, str], others: Any) -> None:
@@ -189,10 +170,10 @@ def _count(counts: dict[tuple[str, str, str, str], int], labels: tuple[str, str,
     counts[labels] = counts.get(labels, 0) + 1
 
 
-def _label(known: set[tuple[str, ...]], labels: tuple[str, ...], most: int) -> tuple[str, ...]:
-    """Return these labels, or `OTHERS` in their place if there are too many."""
+def label(known: set[tuple[str, ...]], labels: tuple[str, ...], most: int) -> tuple[str, ...]:
+    """Return these labels, or `OTHERS` in place of the last one if there are too many."""
     if labels not in known:
         if len(known) >= most:
-            return (OTHERS,)
+            return (*labels[:-1], OTHERS)
         known.add(labels)
     return labels

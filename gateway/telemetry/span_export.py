@@ -37,7 +37,6 @@ SEND_S: Final = 10.0
 CLOSE_S: Final = 2.0
 TEXT_MAX: Final = 256
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
-_UNSET: Final = Status(StatusCode.UNSET)
 _OPERATIONS: Final = {
     "/v1/chat/completions": "chat",
     "/v1/messages": "chat",
@@ -69,7 +68,6 @@ class SpanExport(SpanExporter):
         """Spans, and requests whose span found no room. Written by the loop; the other counts by the SDK's thread."""
         self._taken = self._sent = self._not_sent = 0
         self._lost_reported = 0
-        self._is_closed = False
 
     def ended(self, record: RequestRecord) -> None:
         """Export the span of an ended request if its trace is recorded. Never waits."""
@@ -115,9 +113,7 @@ class SpanExport(SpanExporter):
             logger.warning("%d spans were not sent to %s", lost, self._place)
 
     def shutdown(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self._exporter.shutdown()  # type: ignore[no-untyped-call]
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics for the registry."""
@@ -132,7 +128,6 @@ class SpanExport(SpanExporter):
         operation = _OPERATIONS.get(record.path, "")
         # Clients may invent models that no pool has, and there should be few names of spans.
         name = f"{operation} {record.model}" if operation and record.pool else operation or "request"
-        failed = record.outcome == Outcome.FAILED
         return ReadableSpan(
             name,
             SpanContext(trace.trace_id, trace.span_id, False, _SAMPLED, state),
@@ -140,15 +135,11 @@ class SpanExport(SpanExporter):
             self._resource,
             _attributes(record, operation),
             kind=SpanKind.SERVER,
-            status=Status(StatusCode.ERROR) if failed else _UNSET,
-            start_time=_ns(epoch_s + record.arrived_s),
-            end_time=_ns(epoch_s + record.ended_s),
+            status=Status(StatusCode.ERROR if record.outcome == Outcome.FAILED else StatusCode.UNSET),
+            start_time=int((epoch_s + record.arrived_s) * 1e9),
+            end_time=int((epoch_s + record.ended_s) * 1e9),
             instrumentation_scope=self._scope,
         )
-
-
-def _ns(seconds: float) -> int:
-    return int(seconds * 1e9)
 
 
 def _attributes(record: RequestRecord, operation: str) -> dict[str, AttributeValue]:

@@ -66,26 +66,24 @@ class Transaction:
 
     def __init__(self, cursor: Any, kind: _SqliteDialect | _PostgreSqlDialect) -> None:
         self._cursor = cursor
-        self._mark = kind.mark
-        self._lock = kind.lock
-        self.month = kind.month
+        self.kind = kind
 
     def ask(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return the rows that a query finds."""
-        self._cursor.execute(statement.replace("%s", self._mark), values)
+        self._cursor.execute(statement.replace("%s", self.kind.mark), values)
         return list(self._cursor.fetchall())
 
     def do(self, statement: str, values: Sequence[object] = ()) -> int:
         """Return the number of rows that a statement changed."""
-        self._cursor.execute(statement.replace("%s", self._mark), values)
+        self._cursor.execute(statement.replace("%s", self.kind.mark), values)
         return int(self._cursor.rowcount)
 
     def lock(self, name: str) -> None:
         """Wait until no other transaction has locked this name. The lock holds until this transaction ends."""
-        self.ask(self._lock, (name,))
+        self.ask(self.kind.lock, (name,))
 
     def do_each(self, statement: str, rows: Iterable[Sequence[object]]) -> None:
-        self._cursor.executemany(statement.replace("%s", self._mark), rows)
+        self._cursor.executemany(statement.replace("%s", self.kind.mark), rows)
 
 
 class Database:
@@ -144,9 +142,7 @@ class Database:
             step = Transaction(cursor, self._kind)
             if self._makes:
                 step.do(self._kind.begin_writing)
-                if isinstance(self._kind, _PostgreSqlDialect):
-                    # two connections that create one table would conflict
-                    step.ask("SELECT pg_advisory_xact_lock(20260117)")
+                step.lock("tables")  # two connections that create one table would conflict
                 for table in _TABLES:
                     step.do(table)
                 step.do(_NOTE_LAYOUT, (LAYOUT,))

@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 from prometheus_client.metrics_core import Metric
 
@@ -39,7 +40,6 @@ class UsageRecorder:
         # A quarter: twice this number may wait, and as many may be in the batch under way.
         self.database = DatabaseThread(config)
         self.fault: str | None = None
-        self.batches_written = 0
         self._config = config
         self._quotas = quotas
         self._writer = secrets.token_hex(8)
@@ -51,7 +51,6 @@ class UsageRecorder:
         self._dropped_reported = 0
         self._forgot_s = float("-inf")
         self._has_gone_on = False
-        self._is_closed = False
         self._flushing = asyncio.Lock()
 
     async def open(self) -> None:
@@ -91,7 +90,6 @@ class UsageRecorder:
                 while (batch := await self._next()) is not None:
                     self._find_lost(await self.database.do(add_batch, batch, int(time.time())))
                     self._batch, self._written = None, batch.number
-                    self.batches_written += 1
                 await self._forget()
             except StoreError as error:
                 self._failed(str(error))
@@ -102,14 +100,9 @@ class UsageRecorder:
 
     async def close(self) -> None:
         """Write the rest within CLOSE_S, or log how many requests are lost."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self.flush()
-        except TimeoutError:
-            pass
         rest = [self.counts.take(), self._batch.sums if self._batch is not None else {}]
         self._batch = None
         if lost := sum(totals.requests for sums in rest for totals in sums.values()):

@@ -167,7 +167,7 @@ def read(
     """
     groups = [f"by_{name}" for name in query.by]
     with database.transaction(writes=False) as step:
-        labels = [f"{step.month if name == 'month' else _COLUMNS[name]} AS by_{name}" for name in query.by]
+        labels = [f"{step.kind.month if name == 'month' else _COLUMNS[name]} AS by_{name}" for name in query.by]
         statement = (
             f"SELECT {', '.join([*labels, 'model', *(f'SUM({name})' for name in SUMMED)])} FROM fairgate_usage "
             f"WHERE {'hour_s >= %s AND hour_s < %s' if tenant is None else _of_tenant(query)} "
@@ -203,8 +203,8 @@ def read_tenant_usage(
     def since(text: str, *by: str) -> UsageReport:
         return read(database, UsageQuery(text, None, by, now), prices, storable(tenant))
 
-    sums = {name: since(text).total.measures() for name, text in (("day", "24h"), ("month", "30d"))}
-    return sums, since("24h", "hour").as_dicts()
+    hours = since("24h", "hour")
+    return {"day": hours.total.measures(), "month": since("30d").total.measures()}, hours.as_dicts()
 
 
 def _of_tenant(query: UsageQuery) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import astuple, fields
 from math import isfinite
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gateway.telemetry.access_log import hidden
-from gateway.usage.counts import HOUR_S, OTHER_USERS, OTHERS, Sums, UsageTotals
+from gateway.usage.counts import HOUR_S, OTHER_USERS, OTHERS, Key, Sums, UsageTotals
 from gateway.usage.database import Database, Transaction
 from gateway.usage.thread import DatabaseThread
 from policies.limits.quotas import Quotas, UsageBucket
@@ -46,16 +46,12 @@ class UsageBatch(NamedTuple):
     sums: Sums
 
 
-def _rows(sums: Sums) -> dict[tuple[object, ...], list[int]]:
-    """Return the sums to add, by the key of the row: names that are stored alike are summed up."""
-    found: dict[tuple[object, ...], list[int]] = {}
-    for (hour, tenant, app, user, model, label), totals in sums.items():
-        amounts = list(astuple(totals))
-        end_user = OTHERS if user == OTHER_USERS else hidden(user)
-        key = (hour * HOUR_S, storable(tenant), storable(app), end_user, storable(model), storable(label))
-        before = found.get(key)
-        found[key] = amounts if before is None else [*map(sum, zip(before, amounts, strict=True))]
-    return found
+def _row(key: Key, totals: UsageTotals) -> tuple[Any, ...]:
+    """Return the row that adds a sum."""
+    hour, tenant, app, user, model, label = key
+    end_user = OTHERS if user == OTHER_USERS else hidden(user)
+    names = (storable(tenant), storable(app), end_user, storable(model), storable(label))
+    return (hour * HOUR_S, *names, *astuple(totals))
 
 
 def storable(text: str) -> str:
@@ -78,7 +74,7 @@ def add_batch(database: Database, batch: UsageBatch, now_s: int) -> int:
 
 def add_sums(step: Transaction, sums: Sums) -> None:
     """Add sums in one order for all gateways, so that two that write equal rows do not deadlock."""
-    step.do_each(_ADD, [(*key, *amounts) for key, amounts in sorted(_rows(sums).items())])
+    step.do_each(_ADD, sorted(_row(key, totals) for key, totals in sums.items()))
 
 
 def forget(database: Database, now_s: int, keep_days: int) -> None:

@@ -13,6 +13,7 @@ from backends.simulated.engine_profiles import EngineProfile, profile
 from lab.fairserve.interaction_clients import Course, InteractionClients, PlannedInteraction
 from lab.fairserve.population import is_abuser
 from lab.lab_driver import simulate
+from lab.simulation_result import SimulationResult
 from lab.vtc.unfair_orders import Rpm
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
@@ -20,7 +21,7 @@ from policies.admission.policy import Policy
 from policies.capacity.overload import OverloadSettings
 from policies.queue.bounds import QueueLimits
 from policies.request import RejectReason
-from simulation.run import Arrival, Record, SimulationResult
+from simulation.run import Arrival, Record
 
 ENGINE = replace(profile("h100-llama3-8b"), max_model_len=32_768)
 """The longest prompts of the paper are longer than the model's own 8,192 tokens; nothing else changes."""
@@ -138,8 +139,7 @@ class Study:
         """Prompt and output tokens per second while there is load: prompts count at their first token."""
         prompt = output = 0
         for record in self.run.records.values():
-            first_s = record.first_token_s
-            if first_s is not None and self.start_s <= first_s < self.end_s:
+            if record.token_s and self.start_s <= record.token_s[0] < self.end_s:
                 prompt += record.arrival.prompt_tokens
             output += sum(self.start_s <= at < self.end_s for at in record.token_s)
         seconds = self.end_s - self.start_s

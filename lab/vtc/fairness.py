@@ -46,7 +46,8 @@ def served(records: Iterable[Record]) -> list[Served]:
     return [
         Served(
             record.arrival.flow.tenant, record.arrival.prompt_tokens, record.arrival.output_tokens,
-            record.arrival.arrived_s, record.first_token_s, record.finished_s if record.token_s else None,
+            record.arrival.arrived_s, record.token_s[0] if record.token_s else None,
+            record.finished_s if record.token_s else None,
         )
         for record in records
     ]  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lab.experiment import Experiment, Figure, Findings, Inputs, Row, holds, shown, within
 from lab.plots import Series
+from lab.simulation_result import SimulationResult
 from lab.vtc.fairness import (
     Served,
     accumulated_gap,
@@ -18,7 +19,7 @@ from lab.vtc.fairness import (
 )
 from lab.vtc.runs import TWO_U, Scheduler, fcfs, lcf, serve, vtc
 from lab.vtc.workload import increase, on_off, overload, poisson_short_long, shift
-from simulation.run import Arrival, SimulationResult
+from simulation.run import Arrival
 
 END_S = 600.0
 SERVICE = "weighted tokens per second"

@@ -16,6 +16,7 @@ from backends.simulated.engine_profiles import EngineProfile, profile
 from lab.experiment import Experiment, Figure, Findings, Inputs, holds, shown
 from lab.lab_driver import simulate
 from lab.plots import Series
+from lab.simulation_result import SimulationResult
 from lab.vtc.known_lengths import KnownLengths
 from lab.vtc.runs import arena, measure, serve, step_times, vtc
 from lab.vtc.windows import Rule, in_flight, serve_with_rule, starts_now, waiting
@@ -27,7 +28,7 @@ from policies.orders.fcfs import Fcfs
 from policies.orders.order import Order
 from policies.orders.vtc import Vtc
 from policies.queue.bounds import QueueLimits
-from simulation.run import Arrival, SimulationResult
+from simulation.run import Arrival
 
 BACKEND = "engine"
 NOTHING_EXPIRES = QueueLimits(queue_requests_max=1_000_000, queue_wait_s_max=1e6)

@@ -12,12 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 
+from lab.simulation_result import SimulationResult
 from lab.vtc.one_engine import OneEngine
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.output_lengths import OutputPredictor
 from policies.orders.order import Order
 from policies.request import Pressure, Request, ServiceTokens
-from simulation.run import IMPOSSIBLE, Arrival, Record, SimulationResult
+from simulation.run import IMPOSSIBLE, Arrival, Record
 
 ADAPTER_TOKENS = 32
 """Memory that each client with a request in the batch takes for its adapter, in KV tokens: rank 8, four matrices."""

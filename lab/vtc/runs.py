@@ -9,6 +9,7 @@ from statistics import median
 from typing import NamedTuple
 
 from lab.experiment import Inputs
+from lab.simulation_result import SimulationResult
 from lab.vtc.fairness import Discrepancy, Served, discrepancy, served, tokens_per_s
 from lab.vtc.in_engine import A10G_LLAMA2_7B, EngineLoop, serve_in_engine
 from lab.vtc.known_lengths import KnownLengths
@@ -18,7 +19,7 @@ from policies.orders.cost import Cost, LinearCost, ProfiledCost
 from policies.orders.fcfs import Fcfs
 from policies.orders.order import Order
 from policies.orders.vtc import CounterParams, Vtc, VtcParams
-from simulation.run import Arrival, SimulationResult
+from simulation.run import Arrival
 from simulation.traces.reader import Trace
 
 TWO_U = 40_000.0

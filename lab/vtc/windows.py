@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable
 
 from backends.simulated.engine_model import EngineModel, EngineRequest, RequestRefusedError
 from backends.simulated.engine_profiles import EngineProfile
+from lab.simulation_result import SimulationResult
 from lab.vtc.one_engine import OneEngine
 from policies.capacity.obstacle import Obstacle
 from policies.orders.order import Order
 from policies.request import Pressure, Request, ServiceTokens
-from simulation.run import IMPOSSIBLE, Arrival, Record, SimulationResult
+from simulation.run import IMPOSSIBLE, Arrival, Record
 
 _NO_PRESSURE = Pressure(False, "")
 

@@ -28,7 +28,7 @@ class TraceError(Exception):
 
 
 def readable_bytes(path: Path) -> int:
-    """Return the length of a file that may grow, without a line of JSON that is still being written.
+    """Return the length of a file that may grow, without a last line of JSON that has no end yet.
 
     Raise TraceError.
     """
@@ -40,13 +40,8 @@ def readable_bytes(path: Path) -> int:
             last = file.read(LINE_BYTES_MAX).rpartition(b"\n")[2]
     except OSError as error:
         raise TraceError(path, f"cannot be read: {error.strerror or error}") from error
-    if is_gzip or not last.startswith(b"{"):
-        return size
-    try:
-        msgspec.json.decode(last)
-    except (ValueError, RecursionError):
-        return size - len(last)
-    return size
+    is_being_written = not is_gzip and last.startswith(b"{") and not last.endswith(b"}")
+    return size - len(last) if is_being_written else size
 
 
 def read_lines(path: Path, bytes_max: int | None = None) -> Iterator[tuple[int, str]]:

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -31,13 +30,6 @@ UNKNOWN_OUTPUT_TOKENS = 256
 """Answer length for a trace without a single answer."""
 FOREIGN_LINES_MAX = 100
 """Lines at the start of a log that other writers may have written before its first one."""
-
-
-class _TraceLocation(NamedTuple):
-    """The file and line of a request in a trace."""
-
-    path: Path
-    line: int
 
 
 class Trace:
@@ -150,8 +142,8 @@ class Trace:
         held: list[tuple[float, int, TracedRequest]] = []
         settled_s = float("-inf")
         self.skipped = self.foreign = self.elsewhere = 0
-        for number, (place, row) in enumerate(chain.from_iterable(map(self._rows_of, self.paths))):
-            entry = self._entry(place, row)
+        for number, (path, line, row) in enumerate(chain.from_iterable(map(self._rows_of, self.paths))):
+            entry = self._entry(path, line, row)
             if not entry.prompt_tokens:
                 self.skipped += 1
                 continue
@@ -160,33 +152,33 @@ class Trace:
                 continue
             if entry.time_s < settled_s:
                 problem = f"{settled_s - entry.time_s:g} s too early after the lines above it: sort the trace by time"
-                raise TraceError(place.path, problem, line=place.line, column=row.time_column)
+                raise TraceError(path, problem, line=line, column=row.time_column)
             heappush(held, (entry.time_s, number, entry))
             if len(held) > HELD_MAX:
                 problem = f"more than {HELD_MAX} requests out of order; cut it up"
-                raise TraceError(place.path, problem, line=place.line)
+                raise TraceError(path, problem, line=line)
             settled_s = max(settled_s, entry.time_s if entry.settled_s is None else entry.settled_s)
             while held and held[0][0] <= settled_s:
                 yield heappop(held)[2]
         while held:
             yield heappop(held)[2]
 
-    def _entry(self, place: _TraceLocation, row: TraceLine) -> TracedRequest:
+    def _entry(self, path: Path, line: int, row: TraceLine) -> TracedRequest:
         try:
             entry = row.entry()
         except ValueError as error:
-            raise TraceError(place.path, str(error), line=place.line, column=row.time_column) from error
+            raise TraceError(path, str(error), line=line, column=row.time_column) from error
         if not math.isfinite(entry.time_s):
-            raise TraceError(place.path, "not a finite number", line=place.line, column=row.time_column)
+            raise TraceError(path, "not a finite number", line=line, column=row.time_column)
         return entry._replace(weight=self._own_weights.get(entry.flow.tenant, row.weight))
 
-    def _rows_of(self, path: Path) -> Iterator[tuple[_TraceLocation, TraceLine]]:
+    def _rows_of(self, path: Path) -> Iterator[tuple[Path, int, TraceLine]]:
         rows = csv_rows(path, self._row, self._ends[path]) if self._row.is_csv else self._json_rows(path)
-        return ((_TraceLocation(path, number), row) for number, row in rows)
+        return ((path, number, row) for number, row in rows)
 
     def _begins(self, path: Path) -> float:
         """Return the beginning of a file. A file without a request comes first."""
-        return next((self._entry(place, row).time_s for place, row in self._rows_of(path)), float("-inf"))
+        return next((self._entry(*place).time_s for place in self._rows_of(path)), float("-inf"))
 
     def _json_rows(self, path: Path) -> Iterator[tuple[int, TraceLine]]:
         decoder = msgspec.json.Decoder(self._row)

@@ -16,8 +16,10 @@ import hiredis
 import msgspec
 from redis.exceptions import ResponseError
 
+from gateway.config.model import Config
 from gateway.keys.in_redis import RedisKeys
-from gateway.operator.snapshots.snapshot import GatewaySnapshot, decoded, moved, together
+from gateway.operator.snapshots.of_replicas import decode_answer
+from gateway.operator.snapshots.snapshot import GatewaySnapshot, together
 from gateway.operator.snapshots.state_document import state
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.learned import FILE_BYTES_MAX, LearnedFile, LearnedSync
@@ -247,15 +249,19 @@ async def _hear_news(data: bytes) -> None:
         await _runs(channel.report, channel.listen)
 
 
+CONFIG = Config.model_validate({"open_access": True, "pools": [{"name": "p", "backends": [{"url": "http://e"}]}]})
+
+
 def read_seen(data: bytes) -> None:
     """Whatever another process says of how it stands, it can be shown beside this one, or is ignored."""
     own = GatewaySnapshot(0.0, [], None, 1, [])
     try:
-        found, _, _ = decoded(data)
+        answer = decode_answer(data)
     except ValueError:
         return
-    whole = together([("own", own), ("other", moved(found, 1.0))])
-    msgspec.json.encode(state(whole, RecentRequests())())
+    answer.move(1.0)
+    whole = together([("own", own), (answer.name, answer.snapshot)])
+    msgspec.json.encode(state(whole, RecentRequests(), CONFIG)())
 
 
 # --- Redis ---

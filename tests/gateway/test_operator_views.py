@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import re
 import time
 from math import inf
@@ -11,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gateway.operator.snapshots import snapshot as snapshots
 from gateway.operator.snapshots import state_document as present
-from gateway.operator.snapshots.snapshot import decoded, encoded, moved, together
+from gateway.operator.snapshots.of_replicas import decode_answer, encode
+from gateway.operator.snapshots.snapshot import PoolSnapshot, ReplicaAnswer, RunningRequest, together
 from gateway.operator.snapshots.snapshot import snapshot_of as of_process
-from gateway.operator.snapshots.spans import PoolSample, RunningRequest, due, part_within, shares_due, sums
+from gateway.operator.snapshots.spans import Sums, TenantSums, set_due, sums
 from gateway.telemetry.ends import EndedRequest
 from gateway.telemetry.recent_requests import MINUTE_S, RecentRequests
 from policies.queue.bounds import QueueSummary
@@ -111,12 +109,15 @@ async def test_what_one_process_sees_reaches_another_and_is_put_together_with_pe
 ) -> None:
     async with full(start) as gate:
         found, ends = of_process(gate.live.gateway), gate.live.gateway.recent.latest(9)
-        assert decoded(encoded(found, ends, 9)) == (found, ends, 9)
+        answer = ReplicaAnswer("one", 1000.0, found, ends, 9)
+        assert decode_answer(encode(answer)) == answer
         twice = together([("one", found), ("other", found)])
         assert twice.pools[0].dispatched_requests == 6
-        before = present.state(found, gate.live.gateway.recent)()["pools"][0]["tenants"]
-        later = moved(found, 1000.0)
-        after = present.state(later, gate.live.gateway.recent)()["pools"][0]["tenants"]
+        config = gate.live.gateway.config
+        before = present.state(found, gate.live.gateway.recent, config)()["pools"][0]["tenants"]
+        answer.move(0.0)
+        later = answer.snapshot
+        after = present.state(later, gate.live.gateway.recent, config)()["pools"][0]["tenants"]
         assert after[0]["oldest_wait_s"] == before[0]["oldest_wait_s"], "all times of a look by one clock"
         assert all(later.at_s - 60 < each.dispatched_s <= later.at_s for each in later.pools[0].running)
         # Of twenty waits the 10th is the median, and the 19th the 95th percentile.
@@ -124,7 +125,7 @@ async def test_what_one_process_sees_reaches_another_and_is_put_together_with_pe
         at_s: dict[str, Any] = {"dispatched_s": found.at_s - 2.0, "ended_s": found.at_s - 1.0, "service": 1.0}
         at_s["pool"] = "pool"
         recent.add_reported([end("t", queue_s=float(wait_s), first_token_s=0.0004, **at_s) for wait_s in range(1, 21)])
-        tenants = {one["tenant"]: one for one in present.state(found, recent)()["pools"][0]["tenants"]}
+        tenants = {one["tenant"]: one for one in present.state(found, recent, config)()["pools"][0]["tenants"]}
         assert (tenants["t"]["wait_p50_s"], tenants["t"]["wait_p95_s"]) == (10.0, 19.0)
         assert tenants["t"]["first_token_p95_s"] == 0.0, "rounded to milliseconds"
         assert tenants["holder"]["first_token_p95_s"] is None, "no request of the holder has ended"
@@ -162,7 +163,10 @@ async def test_an_engine_that_is_down_says_why(start: Starter) -> None:
 def test_what_one_does_not_ask_for_is_left_to_the_others(
     asked: dict[str, tuple[float, float, float]], expected: dict[str, float]
 ) -> None:
-    assert due(asked) == pytest.approx(expected)
+    found = {name: TenantSums(weight, got, waiting=waiting) for name, (got, weight, waiting) in asked.items()}
+    set_due(found)
+    total = sum(one.received for one in found.values())
+    assert {name: one.due / (total or 1.0) for name, one in found.items()} == pytest.approx(expected)
 
 
 # --- fairgate top ---
@@ -204,75 +208,58 @@ async def test_a_command_says_what_is_wrong_with_its_input(command: tuple[str, s
         assert message in said
 
 
-# --- sums of a span of time ---
+# --- sums of the last seconds ---
 
 
 NOW = 100.0
 
 
-def taken(*ends: EndedRequest, running: tuple[RunningRequest, ...] = (), **waiting: QueueSummary) -> PoolSample:
-    return PoolSample("p", NOW, sorted(ends, key=lambda each: -each.ended_s), running, waiting)
-
-
-@settings(max_examples=40)
-@given(st.floats(0, NOW), st.floats(0, 50), st.integers(1, 30))
-def test_the_parts_of_all_spans_add_up_to_the_whole(begun_s: float, length_s: float, spans: int) -> None:
-    ended_s = min(NOW, begun_s + length_s)
-    edges = [-1.0 + i * (NOW + 1) / spans for i in range(spans + 1)]
-    parts = [part_within(since, until, begun_s, ended_s) for since, until in itertools.pairwise(edges)]
-    assert sum(parts) == pytest.approx(1)
-
-
-def received(one: PoolSample, since_s: float, until_s: float) -> dict[str, float]:
-    found = sums(one, since_s, until_s)
-    total = sum(each.received for each in found.values())
-    return {name: each.received / total for name, each in found.items() if each.received}
-
-
-def due_within(one: PoolSample, since_s: float, until_s: float) -> dict[str, float]:
-    return shares_due(sums(one, since_s, until_s))
-
-
-def test_service_counts_in_the_span_in_which_it_was_received() -> None:
-    one = taken(
-        end("long", dispatched_s=80, ended_s=100, service=40),  # 10 in each span of 5 s
-        end("short", dispatched_s=91, ended_s=94, service=30),
+def within_5_s(*ends: EndedRequest, running: tuple[RunningRequest, ...] = (), **waiting: QueueSummary) -> Sums:
+    pool = PoolSnapshot(
+        "p", "vtc", [], True, 0, 0, None, None, requests=[], backends=[], running=[*running], waiting=waiting
     )
-    assert received(one, 90, 95) == {"long": 0.25, "short": 0.75}
-    assert received(one, 95, 100) == {"long": 1.0}
-    assert due_within(taken(), 90, 95) == {}
+    return sums(pool, sorted(ends, key=lambda each: -each.ended_s), NOW, 5.0)
+
+
+def shares(found: Sums) -> tuple[dict[str, float], dict[str, float]]:
+    """The parts that the tenants received and were due."""
+    total = sum(each.received for each in found.values())
+    received = {name: each.received / total for name, each in found.items()}
+    return received, {name: each.due / total for name, each in found.items()}
+
+
+def test_service_counts_as_far_as_it_was_received_in_the_window() -> None:
+    found = within_5_s(
+        end("long", dispatched_s=80, ended_s=100, service=40),
+        end("short", dispatched_s=96, ended_s=99, service=30),
+        end("at once", dispatched_s=97, ended_s=97, service=5),
+    )
+    assert {name: one.received for name, one in found.items()} == {"long": 10, "short": 30, "at once": 5}
+    assert within_5_s() == {}
 
 
 def test_who_asked_for_little_is_due_that_and_who_floods_the_rest() -> None:
-    greedy = RunningRequest("greedy", 1.0, 70.0, 90.0, 90.0)
-    light = RunningRequest("light", 3.0, 94.9, 95.0, 5.0)
+    greedy = RunningRequest("greedy", 1.0, 90.0, 90.0, "e")
+    light = RunningRequest("light", 3.0, 95.0, 5.0, "e")
     flood = {"greedy": QueueSummary(40, 1.0, 80.0)}
-    alone = taken(running=(greedy, light), **flood)
-    assert received(alone, 95, 100) == due_within(alone, 95, 100) == pytest.approx({"greedy": 0.9, "light": 0.1})
+    received, due = shares(within_5_s(running=(greedy, light), **flood))
+    assert received == due == pytest.approx({"greedy": 0.9, "light": 0.1})
     known = end("light", dispatched_s=95, ended_s=95.1, service=1.0)
     both = {**flood, "light": QueueSummary(10, 3.0, 90.0)}  # ten more, each worth as much as the one that ended
-    assert due_within(taken(known, running=(greedy, light), **both), 95, 100)["light"] == pytest.approx(16 / 51)
+    assert shares(within_5_s(known, running=(greedy, light), **both))[1]["light"] == pytest.approx(16 / 51)
     many = {**flood, "light": QueueSummary(1000, 3.0, 90.0)}
-    assert due_within(taken(known, running=(greedy, light), **many), 95, 100)["light"] == 0.75
+    assert shares(within_5_s(known, running=(greedy, light), **many))[1]["light"] == 0.75
 
 
-def test_what_waited_at_the_end_of_a_span_was_asked_for_in_it() -> None:
-    late = end("light", dispatched_s=96, ended_s=99, service=30, queue_s=4.0)
-    flood = end("flood", dispatched_s=80, ended_s=100, service=400)
-    assert due_within(taken(late, flood), 90, 95)["light"] == pytest.approx(0.3)
-
-
-def test_ends_are_counted_in_their_span_and_refusals_by_reason() -> None:
+def test_ends_are_counted_in_their_pool_and_refusals_by_reason() -> None:
     refused = {"service": 0, "outcome": "refused", "reason": "queue_full", "first_token_s": None}
-    one = taken(
-        end("t", dispatched_s=91, ended_s=94, service=1, queue_s=2.0),
-        end("t", dispatched_s=92, ended_s=92, **refused),  # type: ignore[arg-type]
-        end("t", dispatched_s=91, ended_s=96, service=1, queue_s=9.0),
-        end("t", dispatched_s=91, ended_s=94, service=1, queue_s=9.0, pool="another"),
-    )
-    found = sums(one, 90, 95)["t"]
+    found = within_5_s(
+        end("t", dispatched_s=96, ended_s=99, service=1, queue_s=2.0),
+        end("t", dispatched_s=97, ended_s=97, **refused),  # type: ignore[arg-type]
+        end("t", dispatched_s=96, ended_s=99, service=1, queue_s=9.0, pool="another"),
+    )["t"]
     assert (found.outcomes.total(), found.refused) == (2, {"queue_full": 1})
-    assert (found.waits_s, found.first_tokens_s) == ([2.0], [0.2])
+    assert (found.waits_s, found.first_tokens_s) == ([2.0, 0.0], [0.2])
 
 
 # --- minutes of a tenant ---

@@ -11,11 +11,12 @@ from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import EngineProfile
 from lab.service import service
 from lab.several_gateways import Stall, simulate_together
+from lab.simulation_result import LOST, SimulationResult
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.replicas.messages import PrefixReport, ReplicaReport, ReplicaView
 from policies.request import Flow
-from simulation.run import LOST, Arrival, Record, SimulationResult
+from simulation.run import Arrival, Record
 from tests.kit.typed_script_store import TypedScriptStore
 
 BACKEND = "engine"

@@ -19,6 +19,7 @@ from backends.simulated.engine_model import EngineModel, EngineRequest, Step
 from backends.simulated.engine_profiles import profile
 from gateway.pool.dispatcher import TIMER_S_MAX, Dispatcher
 from lab.lab_driver import simulate
+from lab.simulation_result import EngineEvent, SimulationResult
 from policies.admission.decisions import Decision, Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.lifecycle import UnknownRequest
@@ -27,7 +28,7 @@ from policies.orders.policy_entries import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow, Request, ServiceTokens
 from simulation.driver import TIMER_RESOLUTION_S, read_gauges
-from simulation.run import Arrival, EngineEvent, Record, SimulationResult
+from simulation.run import Arrival, Record
 
 NETWORK_S = 0.001
 SCRAPE_S = 0.1

@@ -13,12 +13,13 @@ from backends.simulated.engine_model import EngineModel, EngineRequest
 from backends.simulated.engine_profiles import EngineProfile, profile
 from lab.lab_driver import simulate
 from lab.service import service, throughput
+from lab.simulation_result import SimulationResult
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.orders.cost import LinearCost
 from policies.request import Claim, Flow, ServiceTokens, of_batch
-from simulation.run import Arrival, Record, SimulationResult
+from simulation.run import Arrival, Record
 
 Next = Callable[[Record, float], Arrival | None]
 

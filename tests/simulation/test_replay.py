@@ -15,6 +15,7 @@ import pytest
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import PROFILES, EngineProfile, profile
 from lab.lab_driver import simulate
+from lab.simulation_result import SimulationResult
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.orders.cost import LinearCost
@@ -22,7 +23,7 @@ from policies.orders.policy_entries import POLICIES
 from policies.request import Flow, ServiceTokens
 from simulation.measured import EngineEstimate, measured
 from simulation.replay import OTHERS, ReplayResult, UnknownPolicyError, policy_names, replay_under
-from simulation.run import IMPOSSIBLE, Arrival, Record, SimulationResult
+from simulation.run import IMPOSSIBLE, Arrival, Record
 from simulation.statistics import percentile
 from simulation.timeline import TICKS_MAX, Timeline
 from simulation.traces.reader import Trace

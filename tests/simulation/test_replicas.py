@@ -13,13 +13,14 @@ import pytest
 from backends.simulated.engine_model import EngineModel
 from lab.service import service
 from lab.several_gateways import Stall, simulate_together
+from lab.simulation_result import LOST, SimulationResult
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
 from policies.replicas.messages import ReplicaReport, ReplicaView
 from policies.request import BATCH, Flow, of_batch, payer
 from policies.tree.terms import Tree
-from simulation.run import LOST, Arrival, Record, SimulationResult
+from simulation.run import Arrival, Record
 from tests.policies.trees import parts as parts_of
 from tests.policies.trees import random_tree
 from tests.simulation.replicas import (

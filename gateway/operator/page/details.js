@@ -14,10 +14,7 @@ export function details(known) {
   const show = () => {
     const [kind, text] = location.hash.slice(1).split("=");
     const of = { explain: null, tenant, engine }[kind];
-    if (of === undefined) {
-      if (dialog.open) dialog.close();
-      return;
-    }
+    if (of === undefined) return dialog.close();
     const name = decodeURIComponent(text);
     const isNew = shown !== location.hash;
     shown = location.hash;
@@ -43,9 +40,8 @@ export function details(known) {
   place("find").addEventListener("submit", (event) => {
     event.preventDefault();
     shown = "";
-    const hash = `#explain=${encodeURIComponent(place("find-id").value.trim())}`;
-    if (location.hash === hash) show();
-    else location.hash = hash;
+    location.hash = `#explain=${encodeURIComponent(place("find-id").value.trim())}`;
+    show();
   });
   addEventListener("hashchange", show);
   return show;

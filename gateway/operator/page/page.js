@@ -13,7 +13,6 @@ const EVERY_MS = 1000;
 let said = null;
 let chosen = null;
 let restartedS = 0;
-let isPlanned = false;
 let isWhole = false;
 let paused = null;
 let awaySince = null;
@@ -23,19 +22,11 @@ const showDetails = details(() => ({ pool: own(), ended: ended(said) }));
 function heard(content) {
   if (said && said.id !== content.id) restartedS = content.at_s;
   said = content;
-  plan();
-}
-
-function plan() {
-  if (isPlanned || document.hidden || !said) return;
-  isPlanned = true;
-  requestAnimationFrame(() => {
-    isPlanned = false;
-    show();
-  });
+  show();
 }
 
 function show() {
+  if (document.hidden || !said) return;
   choosePools(said.pools.map((pool) => pool.pool));
   const pool = own();
   if (!pool) return;
@@ -108,20 +99,20 @@ const go = () => follow("/state?shared", EVERY_MS, heard, linked);
 onToken(go);
 place("pool").addEventListener("change", (event) => {
   chosen = event.target.value;
-  plan();
+  show();
 });
 place("pause").addEventListener("click", (event) => {
   paused = paused ? null : said;
   event.target.textContent = paused ? "Resume" : "Pause";
   event.target.setAttribute("aria-pressed", String(Boolean(paused)));
-  plan();
+  show();
 });
 place("tenants-body").addEventListener("click", (event) => {
   if (event.target.id !== "tenants-whole") return;
   isWhole = !isWhole;
-  plan();
+  show();
 });
-for (const id of ["tenant-filter", "request-filter"]) place(id).addEventListener("input", plan);
-document.addEventListener("visibilitychange", plan);
+for (const id of ["tenant-filter", "request-filter"]) place(id).addEventListener("input", show);
+document.addEventListener("visibilitychange", show);
 showDetails();
 go();

@@ -60,7 +60,6 @@ export function tenants(pool, { filter, isWhole, countsUsage, hint }) {
     found.length > TENANTS_SHOWN ? element("button", { type: "button", id: "tenants-whole" },
       isWhole ? `Only the first ${TENANTS_SHOWN}` : `All ${found.length}`) : null,
     pool.tenants_left_out ? about(`The busiest ${pool.tenants.length} of ${pool.tenants.length + pool.tenants_left_out}.`) : null,
-    about("Bar: received part of the pool's service. Mark: the part that was due by weight and groups, and what others leave."),
     ...pool.refusals.map((one) => element("p", { class: "refusal" },
       `${count(one.requests, "request")} refused (${spaced(one.reason)}): ${one.reason_is}. Most: `, named("tenant", one.most), ".")),
     today.fault ? about(`Usage cannot be read: ${today.fault}.`) : countsUsage ? null : about(
@@ -102,10 +101,8 @@ function groupRow(one, depth, most) {
 }
 
 export function engines(pool) {
-  fill(place("engines-body"), ...(pool.backends.length ? [
-    element("ul", { class: "tiles" }, ...pool.backends.map(engine)),
-    about("Upper bar: slots by tenant. Lower bar: KV cache, with a mark at its largest expected use."),
-  ] : [about("This pool has no engine. Name one under ", element("code", {}, "pools[].backends"), " in the configuration.")]));
+  fill(place("engines-body"), pool.backends.length ? element("ul", { class: "tiles" }, ...pool.backends.map(engine))
+    : about("This pool has no engine. Name one under ", element("code", {}, "pools[].backends"), " in the configuration."));
 }
 
 function engine(one) {

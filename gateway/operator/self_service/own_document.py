@@ -6,11 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from gateway.keys.identity import DEFAULT_APP, Principal
 from gateway.operator.snapshots.snapshot import PoolSnapshot
+from gateway.operator.snapshots.spans import Sums, TenantSums
 from gateway.operator.snapshots.state_document import describe_reason, ended_request
 from gateway.pool.pool import Pool
 from gateway.telemetry.ends import OwnMinute
@@ -22,9 +22,6 @@ from policies.request import Flow, Request, is_batch, of_batch, payer
 from policies.tree.terms import ROOT, GroupSettings, Tree
 
 Data = dict[str, Any]
-Shares = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""Service received and due, by pool and tenant."""
-NOTHING: Final = {"service_received": 0.0, "service_due": 0.0}
 OWN_FIELDS: Final = ("request_id", "app", "user", "wait_s")
 """Fields of a queued request that its own tenant may see."""
 OF_OTHERS: Final = frozenset({"tenant", "backend", "pool"})
@@ -34,9 +31,10 @@ OF_OTHERS: Final = frozenset({"tenant", "backend", "pool"})
 class RecentService(NamedTuple):
     """The state of all pools, and the service that all tenants received lately, once for all clients that ask."""
 
-    pools: Sequence[PoolSnapshot] = ()
-    window_s: float = 0.0
-    shares: Shares = MappingProxyType({})
+    pools: Sequence[PoolSnapshot]
+    window_s: float
+    sums: Mapping[str, Sums]
+    """Sums of all tenants, by pool."""
 
 
 def own_document(
@@ -87,16 +85,17 @@ def _pool(
     seen: PoolSnapshot, recently: RecentService, engine: AdmissionEngine, principal: Principal, now: float
 ) -> Data:
     running = Counter(each.tenant for each in seen.running)
+    service = recently.sums[seen.pool].get(principal.tenant, TenantSums())
     leaves = principal.tenant, of_batch(principal.tenant)
     own, batch = (_class_summary(engine, leaf, principal.weight, seen, running[leaf], now) for leaf in leaves)
     count = sum(one["queued_requests"] + one["running_requests"] for one in (own, batch))
-    queued: Iterable[Mapping[str, object]] = (one for one in seen.requests if payer(one["tenant"]) == principal.tenant)
-    requests = [{name: one[name] for name in OWN_FIELDS} for one in queued]
+    queued = (one for one in seen.requests if payer(one.tenant) == principal.tenant)
+    requests = [{name: getattr(one, name) for name in OWN_FIELDS} for one in queued]
     return {
         "pool": seen.pool,
         "waits_for": OF_WAIT[Obstacle(seen.obstacle)] if seen.obstacle else "",
         "ceiling": seen.ceilings.get(principal.tenant, ""),
-        "recently": recently.shares.get(seen.pool, {}).get(principal.tenant) or NOTHING,
+        "recently": {"service_received": round(service.received, 1), "service_due": round(service.due, 1)},
         "interactive": own,
         "batch": batch,
         "requests": requests,

@@ -15,8 +15,8 @@ from typing import Final
 from gateway.operator.operated import OperatedGateway
 from gateway.operator.page.files import FOLDER, contents
 from gateway.operator.self_service.own_document import Data, RecentService, own_document
-from gateway.operator.snapshots.snapshot import SnapshotSource, samples
-from gateway.operator.snapshots.spans import PoolSample, shares_due, sums
+from gateway.operator.snapshots.snapshot import SnapshotSource
+from gateway.operator.snapshots.spans import sums_of_pools
 from gateway.proxy.background_handler import BackgroundHandler
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
@@ -46,7 +46,7 @@ class SelfService:
         self._source: SnapshotSource = gateway.replicas or gateway
         self._late = BackgroundHandler(pipeline, self._answer)
         self._turn = asyncio.Lock()
-        self._recently = RecentService()
+        self._recently: RecentService
         self._summed_s = float("-inf")
         usage = gateway.config.usage
         self._database = DatabaseThread(usage) if usage is not None else None
@@ -83,15 +83,5 @@ class SelfService:
     async def _sum_up(self) -> RecentService:
         """Return what all tenants received lately."""
         snapshot = await self._source.snapshot()
-        pools, window_s = samples(snapshot, self._source.recent, RECENTLY_S)
-        shares = await asyncio.to_thread(lambda: {pool.pool: _shares_of(one, window_s) for pool, one in pools})
-        return RecentService(snapshot.pools, window_s, shares)
-
-
-def _shares_of(sample: PoolSample, window_s: float) -> dict[str, dict[str, float]]:
-    found = sums(sample, sample.now - window_s, sample.now)
-    due, total = shares_due(found), sum(one.received for one in found.values())
-    return {
-        name: {"service_received": round(one.received, 1), "service_due": round(due[name] * total, 1)}
-        for name, one in found.items()
-    }
+        sums, window_s = sums_of_pools(snapshot, self._source.recent, RECENTLY_S)
+        return RecentService(snapshot.pools, window_s, await asyncio.to_thread(sums))

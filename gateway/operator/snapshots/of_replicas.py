@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from gateway.operator.snapshots.snapshot import (
+    NO_ANSWER,
     GatewayProcess,
     GatewaySnapshot,
-    SnapshotMerger,
-    decoded,
-    encoded,
-    ended,
-    moved,
+    ReplicaAnswer,
     snapshot_of,
+    together,
 )
 from gateway.storage.store import ALL_POOLS, Store, listen
 from gateway.storage.store_errors import StoreError
 from gateway.telemetry.background import Tasks
-from gateway.telemetry.ends import EndedRequest
-from gateway.telemetry.recent_requests import ENDS_MAX
+from gateway.telemetry.recent_requests import ENDS_MAX, RecentRequests
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
@@ -38,17 +36,15 @@ class _ReplicaMessage(msgspec.Struct):
     """A question to all replicas, or the answer to one of them. `known`: the asker's number of ends of each replica."""
 
     replica: str
-    known: dict[str, int]
+    known: dict[str, int] = {}
     to: str = ""
-    name: str = ""
-    """Host and port of the replica that answers."""
-    content: bytes = b""
-    epoch_s: float = 0.0
-    """Seconds by which the common clock is ahead of the monotonic clock of the replica that answers."""
+    answer: bytes = b""
+    """The `ReplicaAnswer`, which only the asker decodes."""
 
 
-_encode = msgspec.msgpack.Encoder().encode
+encode: Final = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_ReplicaMessage).decode
+decode_answer: Final = msgspec.msgpack.Decoder(ReplicaAnswer).decode
 
 
 class Replicas:
@@ -60,13 +56,14 @@ class Replicas:
         self._background = background
         self._gateway = gateway
         self._store = store
-        self._gathered = SnapshotMerger(gateway.config.bounds.size("ends"))
-        self.recent = self._gathered.recent
+        self.recent = RecentRequests(gateway.config.bounds.size("ends"))
+        self._known: dict[str, int] = {}
+        """Number of ends that are known here, by replica."""
         self._names: list[str] = []
         """Names of the replicas that answered the last question."""
         self._silent: set[str] = set()
         """Names of the replicas whose answer was missed; nobody waits for them until they answer again."""
-        self._answers: dict[str, tuple[GatewaySnapshot, list[EndedRequest], int]] = {}
+        self._answers: dict[str, ReplicaAnswer] = {}
         self._answered = asyncio.Event()
         self._turn = asyncio.Lock()
 
@@ -80,23 +77,27 @@ class Replicas:
 
     async def snapshot(self) -> GatewaySnapshot:
         async with self._turn:
-            known, recent = self._gathered.known, self._gateway.recent
             self._answers.clear()
-            question = _ReplicaMessage(self._store.replica, dict(known))
-            others = await self._publish(question) - 1
-            try:
+            others = await self._publish(_ReplicaMessage(self._store.replica, self._known)) - 1
+            with suppress(TimeoutError):
                 async with asyncio.timeout(ANSWER_S):
                     while len(self._answers) < others - len(self._silent):
                         self._answered.clear()
                         await self._answered.wait()
-            except TimeoutError:
-                pass
-            own = snapshot_of(self._gateway)
-            answers = {self._name: (own, recent.latest_after(known[self._name]), recent.count), **self._answers}
+            answers = {self._name: self._own_answer(self._known), **self._answers}
             silent = [name for name in self._names if name not in answers and others > 0]
             self._silent = self._silent.union(silent) if len(self._answers) < others else set()
             self._names = list(answers)
-            return self._gathered.take([(name, *answer) for name, answer in answers.items()], silent)
+            return self._merged(answers, silent)
+
+    def _merged(self, answers: dict[str, ReplicaAnswer], silent: list[str]) -> GatewaySnapshot:
+        """Merge the answers, the own one first. `silent`: replicas that did not answer."""
+        self._known |= {name: one.ends_count for name, one in answers.items()}
+        ends = [end for one in answers.values() for end in one.ends]
+        self.recent.add_reported(sorted(ends, key=lambda end: end.ended_s))
+        whole = together([(name, one.snapshot) for name, one in answers.items()])
+        whole.not_ready += [f"{name}: {NO_ANSWER}" for name in silent]
+        return whole
 
     @property
     def _name(self) -> str:
@@ -107,32 +108,30 @@ class Replicas:
     async def _publish(self, message: _ReplicaMessage) -> int:
         """Send a message, and return the number of listeners, this gateway included; 0 if the store cannot be asked."""
         try:
-            return await self._store.publish(ALL_POOLS, _encode(message))
+            return await self._store.publish(ALL_POOLS, encode(message))
         except StoreError:
             return 0
 
     def _take(self, content: bytes) -> None:
-        try:
+        with suppress(ValueError):  # The message of another version: its gateway is not shown.
             message = _decode(content)
             if message.replica == self._store.replica:
                 return
             if not message.to:
                 self._background.start(self._answer(message))
             elif message.to == self._store.replica:
-                by_s = message.epoch_s - self._store.epoch_s
-                self._silent.discard(message.name)
-                found, ends, count = decoded(message.content)
-                self._answers[message.name] = (moved(found, by_s), [ended(end, by_s) for end in ends], count)
+                answer = decode_answer(message.answer)
+                answer.move(self._store.epoch_s)
+                self._silent.discard(answer.name)
+                self._answers[answer.name] = answer
                 self._answered.set()
-        except ValueError:
-            pass  # The message of another version: its gateway is not shown.
+
+    def _own_answer(self, known: dict[str, int]) -> ReplicaAnswer:
+        recent, name = self._gateway.recent, self._name
+        ends = recent.latest_after(known.get(name, 0))
+        return ReplicaAnswer(name, self._store.epoch_s, snapshot_of(self._gateway), ends, recent.count)
 
     async def _answer(self, asked: _ReplicaMessage) -> None:
-        gateway, store = self._gateway, self._store
-        found, recent = snapshot_of(gateway), gateway.recent
-        ends = recent.latest_after(asked.known.get(self._name, 0))[-ENDS_MAX:]
-        content = encoded(found, ends, recent.count)
-        message = _ReplicaMessage(
-            store.replica, {}, to=asked.replica, name=self._name, content=content, epoch_s=store.epoch_s
-        )
-        await self._publish(message)
+        answer = self._own_answer(asked.known)
+        answer.ends = answer.ends[-ENDS_MAX:]
+        await self._publish(_ReplicaMessage(self._store.replica, to=asked.replica, answer=encode(answer)))

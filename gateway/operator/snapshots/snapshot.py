@@ -7,20 +7,16 @@ changes a decision. All times are on the monotonic clock, which all processes of
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from math import isfinite
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypedDict
 
 import msgspec
-from msgspec.structs import replace
 
-from gateway.operator.snapshots.spans import PoolSample, RunningRequest, running
 from gateway.telemetry.access_log import hidden
 from gateway.telemetry.ends import EndedRequest
-from gateway.telemetry.recent_requests import RecentRequests
+from gateway.telemetry.recent_requests import RecentRequests, service_of
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.queue.bounds import QueueSummary
 from policies.request import Request, payer
@@ -35,7 +31,7 @@ REQUESTS_MAX: Final = 100
 NO_ANSWER: Final = "does not answer"
 
 
-class RequestSnapshot(TypedDict):
+class RequestSnapshot(msgspec.Struct):
     """A queued request."""
 
     request_id: str
@@ -70,12 +66,14 @@ class EngineSnapshot(TypedDict):
     obstacle: Obstacle | None
 
 
-class ReplicaSnapshot(TypedDict):
-    """Queued and dispatched requests at one of several processes."""
+class RunningRequest(NamedTuple):
+    """A dispatched request, and the service that it has received up to now."""
 
-    gateway: str
-    queued_requests: int
-    dispatched_requests: int
+    tenant: str
+    weight: float
+    dispatched_s: float
+    service: float
+    backend: str
 
 
 class PoolSnapshot(msgspec.Struct):
@@ -94,8 +92,8 @@ class PoolSnapshot(msgspec.Struct):
     """The oldest queued requests."""
     backends: list[EngineSnapshot]
     running: list[RunningRequest]
-    gateways: list[ReplicaSnapshot] = []
-    """The queue at each process; empty if there is one process."""
+    gateways: list[dict[str, str | int]] = []
+    """Name, queued and dispatched requests of each process; empty if there is one process."""
     ceilings: dict[str, str] = {}
     """Sentence by tenant that waits at a ceiling or for a kept reserve: whose, and how much of it is used."""
 
@@ -146,16 +144,6 @@ def snapshot_of(gateway: GatewayProcess) -> GatewaySnapshot:
     return GatewaySnapshot(now, gateway.not_ready(), gateway.store_state(), gateway.port, found)
 
 
-def samples(
-    snapshot: GatewaySnapshot, recent: RecentRequests, window_s: float
-) -> tuple[list[tuple[PoolSnapshot, PoolSample]], float]:
-    """Return each pool with its requests, and the seconds within the window for which the ends are known."""
-    ends, covered_s = recent.within(time.monotonic(), window_s)
-    return [
-        (pool, PoolSample(pool.pool, snapshot.at_s, ends, pool.running, pool.waiting)) for pool in snapshot.pools
-    ], min(window_s, covered_s)
-
-
 def _snapshot_pool(pool: Pool) -> PoolSnapshot:
     dispatcher = pool.dispatcher
     engine, now = dispatcher.engine, dispatcher.clock()
@@ -172,9 +160,20 @@ def _snapshot_pool(pool: Pool) -> PoolSnapshot:
         waiting=waiting.by_tenant(),
         requests=[_request_snapshot(request, now) for request in islice(waiting.requests.values(), REQUESTS_MAX)],
         backends=_backends(pool, blocked, now),
-        running=running(engine),
+        running=_running(engine),
         ceilings=_ceilings(engine),
     )
+
+
+def _running(engine: AdmissionEngine) -> list[RunningRequest]:
+    """Return the dispatched requests. O(dispatched)."""
+    found = []
+    for lease in engine.requests.leases.values():
+        request = lease.request
+        service = service_of(request.progress.charged, request.prompt_tokens, lease.output_tokens)
+        tenant = request.flow.tenant
+        found.append(RunningRequest(tenant, request.weight, lease.dispatched_s, service, lease.backend))
+    return found
 
 
 def _ceilings(engine: AdmissionEngine) -> dict[str, str]:
@@ -187,16 +186,11 @@ def _ceilings(engine: AdmissionEngine) -> dict[str, str]:
 def _request_snapshot(request: Request, now: float) -> RequestSnapshot:
     """Return the snapshot of a queued request."""
     flow, progress = request.flow, request.progress
-    wait = progress.wait
-    return {
-        "request_id": request.id,
-        "tenant": flow.tenant,
-        "app": flow.app,
-        "user": hidden(flow.user),
-        "wait_s": round(now - request.arrived_s, 3),
-        "expected_wait_s": round(wait.expected.wait_s, 3) if wait is not None and wait.expected is not None else None,
-        "expires_in_s": round(progress.deadline_s - now, 3),
-    }
+    expected = None if progress.wait is None else progress.wait.expected
+    return RequestSnapshot(
+        request.id, flow.tenant, flow.app, hidden(flow.user), round(now - request.arrived_s, 3),
+        None if expected is None else round(expected.wait_s, 3), round(progress.deadline_s - now, 3),
+    )  # fmt: skip
 
 
 def _backends(pool: Pool, blocked: Blocked | None, now: float) -> list[EngineSnapshot]:
@@ -205,18 +199,18 @@ def _backends(pool: Pool, blocked: Blocked | None, now: float) -> list[EngineSna
     heads = (blocked, *blocked.others) if blocked is not None else ()
     obstacles = {name: obstacle for head in heads for name, obstacle in head.obstacles.items()}
     found: list[EngineSnapshot] = []
-    for name, ledger in engine.backends.items():
-        backend = pool.backends.get(name)
+    for name, backend in pool.backends.items():
+        ledger = engine.backends[name]
         kv_ratio, known_by = ledger.occupancy(None, None, now)
         found.append(
             {
                 "backend": name,
-                "url": backend.url if backend is not None else "",
+                "url": backend.url,
                 "in_service": ledger.healthy,
-                "reason": backend.why_not if backend is not None and not ledger.healthy else "",
-                "engine": backend.adapter.description() if backend is not None else "",
-                "read_by": backend.read_by if backend is not None else "",
-                "not_by_steps_because": backend.feed.why if backend is not None and backend.feed is not None else "",
+                "reason": "" if ledger.healthy else backend.why_not,
+                "engine": backend.adapter.description(),
+                "read_by": backend.read_by,
+                "not_by_steps_because": "" if backend.feed is None else backend.feed.why,
                 "running_sequences": ledger.sequences,
                 "slots": ledger.slots.count,
                 "starting_requests": len(ledger.starting),
@@ -249,28 +243,6 @@ def together(workers: Sequence[tuple[str, GatewaySnapshot]]) -> GatewaySnapshot:
     )
 
 
-class SnapshotMerger:
-    """Merger of the snapshots and ends that several processes send again and again."""
-
-    def __init__(self, ends_max: int) -> None:
-        self.recent = RecentRequests(ends_max)
-        self.known: Counter[str] = Counter()
-        """Number of ends that are known here, by process."""
-
-    def take(
-        self, answers: Sequence[tuple[str, GatewaySnapshot, list[EndedRequest], int]], silent: Sequence[str]
-    ) -> GatewaySnapshot:
-        """Merge the answers of one worker or more, the asking one first. `silent`: workers that did not answer."""
-        ends: list[EndedRequest] = []
-        for name, _, latest, count in answers:
-            self.known[name] = count
-            ends += latest
-        self.recent.add_reported(sorted(ends, key=lambda end: end.ended_s))
-        whole = together([(name, found) for name, found, _, _ in answers])
-        whole.not_ready += [f"{name}: {NO_ANSWER}" for name in silent]
-        return whole
-
-
 def grouped_by_text(workers: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
     """Return each text once: without names if all workers say it, else with the names of the workers that do."""
     by: dict[str, list[str]] = {}
@@ -298,9 +270,7 @@ def _together(processes: Sequence[tuple[str, PoolSnapshot]]) -> PoolSnapshot:
         models=list(dict.fromkeys(model for pool in pools for model in pool.models)),
         is_healthy=any(pool.is_healthy for pool in pools),
         waiting=_tenants(pool.waiting for pool in pools),
-        requests=sorted((one for pool in pools for one in pool.requests), key=lambda one: -one["wait_s"])[
-            :REQUESTS_MAX
-        ],
+        requests=sorted((one for pool in pools for one in pool.requests), key=lambda one: -one.wait_s)[:REQUESTS_MAX],
         backends=_engines(pools, fullest),
         running=[one for pool in pools for one in pool.running],
         gateways=[
@@ -317,10 +287,8 @@ def _tenants(workers: Iterable[dict[str, QueueSummary]]) -> dict[str, QueueSumma
     found: dict[str, QueueSummary] = {}
     for waiting in workers:
         for name, one in waiting.items():
-            known = found.get(name)
-            if known is not None:
-                one = QueueSummary(known.requests + one.requests, one.weight, min(known.oldest_s, one.oldest_s))
-            found[name] = one
+            known = found.get(name, QueueSummary(0, one.weight, inf))
+            found[name] = QueueSummary(known.requests + one.requests, one.weight, min(known.oldest_s, one.oldest_s))
     return found
 
 
@@ -350,35 +318,25 @@ def _engines(pools: Sequence[PoolSnapshot], fullest: PoolSnapshot) -> list[Any]:
 # --- between processes ---
 
 
-def moved(one: GatewaySnapshot, by_s: float) -> GatewaySnapshot:
-    """Convert the times for a process whose monotonic clock is `by_s` ahead."""
-    one.at_s += by_s
-    for pool in one.pools:
-        pool.waiting = {name: each._replace(oldest_s=each.oldest_s + by_s) for name, each in pool.waiting.items()}
-        pool.running = [
-            each._replace(arrived_s=each.arrived_s + by_s, dispatched_s=each.dispatched_s + by_s)
-            for each in pool.running
-        ]
-    return one
+class ReplicaAnswer(msgspec.Struct):
+    """A snapshot of one of several processes, with the ends that the asking process does not know."""
 
+    name: str
+    """Name of the process, for people."""
+    epoch_s: float
+    """Seconds by which the common clock is ahead of the monotonic clock of the process."""
+    snapshot: GatewaySnapshot
+    ends: list[EndedRequest]
+    ends_count: int
+    """Number of all ends of the process."""
 
-def ended(end: EndedRequest, by_s: float) -> EndedRequest:
-    """Convert the times of an end for a process whose monotonic clock is `by_s` ahead."""
-    return replace(end, dispatched_s=end.dispatched_s + by_s, ended_s=end.ended_s + by_s)
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(tuple[GatewaySnapshot, list[EndedRequest], int]).decode
-
-
-def encoded(one: GatewaySnapshot, ends: Sequence[EndedRequest], ends_count: int) -> bytes:
-    """Serialize a worker's report to the hub: its snapshot, its latest ends, and the number of all its ends."""
-    return _encode((one, ends, ends_count))
-
-
-def decoded(content: bytes) -> tuple[GatewaySnapshot, list[EndedRequest], int]:
-    """Parse a worker's report. Raise ValueError if it is malformed."""
-    found = _decode(content)
-    if not isfinite(found[0].at_s):
-        raise ValueError("a snapshot without a time")
-    return found
+    def move(self, epoch_s: float) -> None:
+        """Convert the times for a process whose monotonic clock is this far behind the common clock."""
+        by_s, self.epoch_s = self.epoch_s - epoch_s, epoch_s
+        self.snapshot.at_s += by_s
+        for pool in self.snapshot.pools:
+            pool.waiting = {name: each._replace(oldest_s=each.oldest_s + by_s) for name, each in pool.waiting.items()}
+            pool.running = [each._replace(dispatched_s=each.dispatched_s + by_s) for each in pool.running]
+        for end in self.ends:
+            end.dispatched_s += by_s
+            end.ended_s += by_s

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.operator.snapshots.snapshot import GatewaySnapshot, PoolSnapshot, samples
-from gateway.operator.snapshots.spans import PoolSample, TenantSums, shares_due, sums
+from gateway.operator.snapshots.snapshot import GatewaySnapshot, PoolSnapshot
+from gateway.operator.snapshots.spans import Sums, TenantSums, sums_of_pools
 from gateway.telemetry.ends import EndedRequest
-from gateway.telemetry.recent_requests import WINDOW_S, RecentRequests
+from gateway.telemetry.recent_requests import RecentRequests
 from policies.admission.explanation import OF_OBSTACLE, OF_REFUSAL, OF_WAIT, waited_in_words
 from policies.capacity.obstacle import Obstacle
 from policies.request import RejectReason
@@ -35,51 +35,52 @@ OF_END: Final = (
 )  # fmt: skip
 
 
-def state(
-    snapshot: GatewaySnapshot, recent: RecentRequests, config: Config | None = None
-) -> Callable[[], dict[str, Any]]:
+def state(snapshot: GatewaySnapshot, recent: RecentRequests, config: Config) -> Callable[[], dict[str, Any]]:
     """Return a function that makes the document. Call it in a thread: it sums up a minute, which takes milliseconds.
 
-    `config`: names the groups, and the tenants that asked for nothing; without it neither are listed.
+    `config`: names the groups, and the tenants that asked for nothing.
     """
     epoch_s = time.time() - time.monotonic()
-    pools, window_s = samples(snapshot, recent, WINDOW_S)
+    sums, window_s = sums_of_pools(snapshot, recent)
     ended = [ended_request(end, epoch_s) for end in recent.latest(ENDS_LISTED)]
-    return lambda: {
-        "at_s": round(time.time(), 1),
-        "window_s": round(window_s, 1),
-        "not_ready": snapshot.not_ready,
-        "state": snapshot.state,
-        "pools": [_pool(pool, sample, window_s, config) for pool, sample in pools],
-        "ended": ended,
-    }
+
+    def document() -> dict[str, Any]:
+        found = sums()
+        return {
+            "at_s": round(time.time(), 1),
+            "window_s": round(window_s, 1),
+            "not_ready": snapshot.not_ready,
+            "state": snapshot.state,
+            "pools": [_pool(pool, found[pool.pool], snapshot.at_s, config) for pool in snapshot.pools],
+            "ended": ended,
+        }
+
+    return document
 
 
-def _pool(pool: PoolSnapshot, sample: PoolSample, window_s: float, config: Config | None) -> dict[str, Any]:
-    asked = sums(sample, sample.now - window_s, sample.now)
-    shares, total = shares_due(asked), sum(one.received for one in asked.values())
-    configured = {one.name: one for one in config.tenants} if config is not None else {}
+def _pool(pool: PoolSnapshot, asked: Sums, now: float, config: Config) -> dict[str, Any]:
+    total = sum(one.received for one in asked.values())
+    configured = {one.name: one for one in config.tenants}
     busiest = sorted(asked.items(), key=lambda item: (-item[1].queued_requests, -item[1].received, item[0]))
     listed = busiest + [(name, TenantSums(one.weight)) for name, one in configured.items() if name not in asked]
     running: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for each in sample.running:
+    for each in pool.running:
         running[each.backend][each.tenant] += 1
     tenants = []
     for name, one in listed[:TENANTS_MAX]:
         own = configured.get(name)
         # Where groups divide the pool, the weight of a request says what its tenant's part is just now.
-        weight = own.weight if own is not None else None if config is not None and config.groups else one.weight
-        found = _tenant(one, total, shares.get(name, 0.0), sample.now)
+        weight = own.weight if own is not None else None if config.groups else one.weight
         known = {"tenant": name, "group": own and own.group, "weight": weight, "is_active": name in asked}
         known["ceiling"] = pool.ceilings.get(name, "")
-        tenants.append({**known, **found})
+        tenants.append({**known, **_tenant(one, total, now)})
     return {
         **{name: getattr(pool, name) for name in OF_POOL},
         "limited_by": pool.obstacle,
         "limited_by_is": limited_by(pool),
         "waits_for": OF_WAIT[Obstacle(pool.obstacle)] if pool.obstacle else "",
         "requests_left_out": pool.queued_requests - len(pool.requests),
-        "groups": [*_groups(config, asked, shares, total)] if config is not None else [],
+        "groups": [*_groups(config, asked, total)],
         "tenants": tenants,
         "tenants_left_out": max(0, len(listed) - TENANTS_MAX),
         "refusals": _refusals(asked),
@@ -94,22 +95,25 @@ def _pool(pool: PoolSnapshot, sample: PoolSample, window_s: float, config: Confi
     }
 
 
-def _tenant(one: TenantSums, total: float, share_due: float, now: float) -> dict[str, Any]:
-    waits_s = one.waits_s + one.refused_after_s
+def _tenant(one: TenantSums, total: float, now: float) -> dict[str, Any]:
     return {
-        "share_received": round(one.received / total, 4) if total else 0.0,
-        "share_due": round(share_due, 4),
+        "share_received": _share(one.received, total),
+        "share_due": _share(one.due, total),
         "service_received": round(one.received, 1),
-        "service_due": round(share_due * total, 1),
+        "service_due": round(one.due, 1),
         "queued_requests": one.queued_requests,
         "oldest_wait_s": round(max(0.0, now - one.oldest_s), 3),
         "running_requests": one.running_requests,
-        "wait_p50_s": _percentile_s(waits_s, 0.5),
-        "wait_p95_s": _percentile_s(waits_s, 0.95),
+        "wait_p50_s": _percentile_s(one.waits_s, 0.5),
+        "wait_p95_s": _percentile_s(one.waits_s, 0.95),
         "first_token_p95_s": _percentile_s(one.first_tokens_s, 0.95),
         "ended_requests": dict(one.outcomes),
         "refused_requests": dict(one.refused),
     }
+
+
+def _share(service: float, total: float) -> float:
+    return round(service / total, 4) if total else 0.0
 
 
 def _percentile_s(values_s: Sequence[float], share: float) -> float | None:
@@ -117,28 +121,26 @@ def _percentile_s(values_s: Sequence[float], share: float) -> float | None:
     return round(percentile(values_s, share), 3) if values_s else None
 
 
-def _groups(
-    config: Config, asked: Mapping[str, TenantSums], shares: Mapping[str, float], total: float
-) -> Iterator[dict[str, Any]]:
+def _groups(config: Config, asked: Sums, total: float) -> Iterator[dict[str, Any]]:
     """Yield the sums and the settings of each group."""
-    inside, around = defaultdict[str, list[str]](list), config.around
-    for name in asked:
+    inside, around = defaultdict[str, list[TenantSums]](list), config.around
+    for name, one in asked.items():
         for group in around.get(name, ()):
-            inside[group].append(name)
+            inside[group].append(one)
     for each in config.groups:
-        names = inside[each.name]
+        members = inside[each.name]
         yield {
             **each.model_dump(exclude={"name", "group", "quota"}),
             "group": each.name,
             "in": each.group,
-            "share_received": round(sum(asked[name].received for name in names) / total, 4) if total else 0.0,
-            "share_due": round(sum(shares[name] for name in names), 4),
-            "queued_requests": sum(asked[name].queued_requests for name in names),
-            "running_requests": sum(asked[name].running_requests for name in names),
+            "share_received": _share(sum(one.received for one in members), total),
+            "share_due": _share(sum(one.due for one in members), total),
+            "queued_requests": sum(one.queued_requests for one in members),
+            "running_requests": sum(one.running_requests for one in members),
         }
 
 
-def _refusals(asked: Mapping[str, TenantSums]) -> list[dict[str, Any]]:
+def _refusals(asked: Sums) -> list[dict[str, Any]]:
     """List the refusals by reason, the most frequent first, each with the tenant that it hit most."""
     by: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for name, one in asked.items():

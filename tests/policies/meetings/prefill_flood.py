@@ -12,12 +12,13 @@ from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import EngineProfile, profile
 from bench.regimes import MEDIUM
 from lab.several_gateways import simulate_together
+from lab.simulation_result import SimulationResult
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow, of_batch
 from policies.tree.terms import Tree
-from simulation.run import Arrival, Record, SimulationResult
+from simulation.run import Arrival, Record
 from tests.simulation.replicas import SimulatedStore
 
 HONEST = "honest"
