@@ -7,7 +7,6 @@
 -- ARGV[1]  name of the reporting gateway
 -- ARGV[2]  number of the round
 -- ARGV[3]  `ReplicaReport`, as MessagePack
--- ARGV[4]  the time in milliseconds, or "" for the time of this server
 --
 -- A round may come twice, because its reply was lost. It is answered again, but counted once. A report with a value that
 -- cannot be counted is answered with the error UNSOUND, and nothing of it is stored.
@@ -67,14 +66,8 @@ if unsound then
 end
 
 local standings, holdings, charges, tallies, calls, usage, lefts, quantum = unpack(report)
-local standing = standings[1]
-local now_ms
-if ARGV[4] == '' then
-  local time = redis.call('TIME')
-  now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-else
-  now_ms = tonumber(ARGV[4])
-end
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
 -- Members -------------------------------------------------------------------------------------------------------------
 
@@ -101,13 +94,11 @@ for i = 1, #fields, 2 do
     if record.is_silent then
       record.standings = {}
     end
-    local first = record.standings[1]
-    if first then
-      -- Its request has waited since the report.
-      first = { first[1], first[2], first[3], first[4], first[5] + age_ms / 1000, first[6], first[7] }
-    end
-    record.standing = first
     record.name = fields[i]
+    local first = record.standings[1]
+    -- Its request has waited since the report.
+    record.standing = first and
+      { first[1], first[2], first[3], first[4], first[5] + age_ms / 1000, first[6], first[7] }
     others[#others + 1] = record
   end
 end
@@ -117,17 +108,13 @@ local live = #others + 1
 
 -- A standing: tenant, flow, service of each, wait of the next request, and whether that request is inside an interaction.
 local BATCH = ' (batch)'
-local function is_batch(tenant)
-  return string.sub(tenant, -#BATCH) == BATCH
-end
-
 local function line_name(tenant)
-  return is_batch(tenant) and BATCH or ''
+  return string.sub(tenant, -#BATCH) == BATCH and BATCH or ''
 end
 
 -- Class batch that is owed service goes first, then interactive work, then other batch.
 local function line_number(one)
-  return one[7] and 0 or is_batch(one[1]) and 2 or 1
+  return one[7] and 0 or line_name(one[1]) == BATCH and 2 or 1
 end
 
 local function goes_first(one, other)
@@ -235,13 +222,8 @@ for i, charge in ipairs(charges) do
   local total = known or base
   if not is_repeated then
     -- This server may have known the counter before it lost its data. The highest value that a gateway knows is right.
-    if raises or not before then
-      total = math.max(total, base)
-    end
-    if floors[i] then
-      total = math.max(total, floors[i])
-    end
-    total = total + service
+    local least = (raises or not before) and base or total
+    total = math.max(total, least, floors[i] or total) + service
   end
   if total ~= known then
     redis.call('SET', key, string.format('%.17g', total), 'PX', COUNTERS_MS)
@@ -355,7 +337,7 @@ for place, one in ipairs(standings) do
     end
   end
 end
-standing = standings[1]
+local standing = standings[1]
 for _, other in ipairs(others) do
   other.standing = other.counters and as_of_now(other.standing, other.counters) or other.standing
 end

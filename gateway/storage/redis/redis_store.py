@@ -33,7 +33,6 @@ MEMBER_S = 30.0
 RENEW_S = 10.0
 RETRY_S = 1.0
 LEARNED_KEPT_S = 7 * 86_400
-BY_THE_CLOCK_OF_REDIS = ""
 
 
 class Script:
@@ -140,9 +139,8 @@ class RedisStore:
     # --- as a `Store` ---
 
     async def exchange(self, about: str, number: int, report: bytes) -> bytes:
-        args = (self.replica, number, report, BY_THE_CLOCK_OF_REDIS)
         keys = (pool_key(about, "replicas"), pool_key(about, ""))
-        reply: bytes = self.shaped(bytes, await self.run(_EXCHANGE, keys, args))
+        reply: bytes = self.shaped(bytes, await self.run(_EXCHANGE, keys, (self.replica, number, report)))
         return reply
 
     async def leave(self, about: str) -> None:
