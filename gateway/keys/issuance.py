@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import PydanticCustomError
 
-from gateway.config.checks import checked_name
+from gateway.config.checks import is_name
 from gateway.config.model import Config
 from gateway.config.sections.keys import KeyConfig, hash_key, new_key
 from gateway.keys.issued import REVOKED, KeyTable, entry, read_entry
@@ -159,9 +158,7 @@ async def _find_key(table: KeyTable, config: Config, key_hash: str) -> tuple[str
 
 def _nobody_of(config: Config, tenant: str, key: KeyConfig) -> str | None:
     """Return why no gateway of this config would accept a key of this tenant; None if they would."""
-    try:
-        checked_name(tenant)
-    except PydanticCustomError:
+    if not is_name(tenant):
         return "can have no tenant whose name is not 1 to 128 characters without spaces"
     if key.weight is None and tenant not in [each.name for each in config.tenants]:
         return f"has no tenant named {tenant!r}, and the key brings no weight"

@@ -27,7 +27,7 @@ from gateway.http.server import HttpServer
 from gateway.http.sockets import listener_of_all_families, listening
 from gateway.http.tls.certificates import Certificates
 from gateway.http.tls.protocol import TlsProtocol
-from gateway.keys.identity import Keyring, MintedKey
+from gateway.keys.identity import Keyring
 from gateway.keys.issued import KeyReader
 from gateway.keys.stored_responses import StoredResponses
 from gateway.operator.admin_listener import admin_app, admin_runner, worker_app
@@ -149,9 +149,9 @@ class Gateway:
         return self._admin is not None and not self._is_stopping
 
     @property
-    def minted_keys(self) -> list[MintedKey]:
-        """Keys minted for this run, for tenants without keys in the config."""
-        return self._keyring.minted
+    def minted_keys(self) -> dict[str, str]:
+        """Keys minted for this run, by tenants without keys in the config."""
+        return self._keyring.held.minted
 
     def not_ready(self) -> list[str]:
         """Reasons why no traffic should come here; empty for a ready gateway."""

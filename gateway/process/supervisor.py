@@ -23,7 +23,7 @@ from gateway.config.load import ConfigError, Fault
 from gateway.config.model import Config
 from gateway.config.sections.keys import KeyConfig, hash_key
 from gateway.http.sockets import listener, listening
-from gateway.keys.identity import Keyring, MintedKey
+from gateway.keys.identity import Keyring
 from gateway.process import systemd
 from gateway.storage.hub.run_directory import RunDirectory, WorkerSlot
 
@@ -79,10 +79,11 @@ def share_of(config: Config, index: int) -> Config:
     )
 
 
-def with_keys(config: Config) -> tuple[Config, list[MintedKey]]:
-    """Return the configuration with a key for every tenant, minted once, so that all workers have the same keys."""
-    minted = Keyring(config.tenants, open_access=config.open_access, mints=not config.issues_keys).minted
-    return _filled(config, {each.tenant: (KeyConfig(hash=hash_key(each.key)),) for each in minted}), minted
+def with_keys(config: Config) -> tuple[Config, dict[str, str]]:
+    """Return the configuration with a key for every tenant, minted once, so that all workers have the same keys; and
+    the minted keys by tenant."""
+    minted = Keyring(config.tenants, open_access=config.open_access, mints=not config.issues_keys).held.minted
+    return _filled(config, {tenant: (KeyConfig(hash=hash_key(key)),) for tenant, key in minted.items()}), minted
 
 
 def with_known_keys(config: Config, before: Config) -> Config:
