@@ -93,17 +93,14 @@ def _explain_request(
         except AdminRequestError as error:
             if error.status not in (0, 404):
                 raise
-            admin_error, status = (
-                "no decision on it is remembered; " if error.status else f"{error.text}; ",
-                error.status,
-            )
+            status = error.status
+            admin_error = "no decision on it is remembered; " if status else f"{error.text}; "
     logged = LogExcerpt(
         files, lambda line: request_id in (line.request_id, line.client_request_id), has=request_id, is_last=True
     )
     if not logged.lines:
-        raise AdminRequestError(
-            f"{request_id}: {admin_error}{'it is not in the log' if files else 'no log is known'}", status
-        )
+        log = "it is not in the log" if files else "no log is known"
+        raise AdminRequestError(f"{request_id}: {admin_error}{log}", status)
     return logged.sentence(), logged.numbers()
 
 

@@ -370,11 +370,6 @@ class Gateway:
 
     async def stop(self, drain_s: float) -> None:
         """Take no new connections, serve requests on open ones for up to `drain_s`, abort the rest, and close."""
-        await self._drain(drain_s)
-        await self._close()
-
-    async def _drain(self, limit_s: float) -> None:
-        """Take no new connections, serve requests on open ones for up to `limit_s`, and abort the rest."""
         self._is_stopping, server = True, self._server
         server.stop_accepting()
         await asyncio.sleep(0)  # a connection accepted in this turn of the loop is known to the server in the next
@@ -383,7 +378,7 @@ class Gateway:
             await self._lane.stop()
         loop = asyncio.get_running_loop()
         began_s = now = loop.time()
-        while now < began_s + limit_s and (
+        while now < began_s + drain_s and (
             self._is_busy() or server.awaits_requests(has_begun=now >= began_s + ARRIVAL_S)
         ):
             await asyncio.sleep(0.05)
@@ -393,6 +388,7 @@ class Gateway:
         if self._lane is not None:
             await self._lane.close()
         await server.close(1.0)
+        await self._close()
 
     def _is_busy(self) -> bool:
         return any(len(pool.dispatcher) for pool in self._pools.with_leaving())

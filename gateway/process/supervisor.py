@@ -72,10 +72,7 @@ def share_of(config: Config, index: int) -> Config:
         if (bound := getattr(limits, name)) is not None
     }
     return config.model_copy(
-        update={
-            "state_file": config.state_file if index == 0 else None,
-            "limits": limits.model_copy(update=own),
-        }
+        update={"state_file": config.state_file if index == 0 else None, "limits": limits.model_copy(update=own)}
     )
 
 

@@ -20,11 +20,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
     ConnectionError,
-    DataError,
     InvalidResponse,
     MovedError,
     NoScriptError,
-    RedisError,
     ResponseError,
 )
 
@@ -179,7 +177,8 @@ class RedisConnection:
 
     def _failure(self, error: Exception) -> StoreError:
         """Return the typed error of a failure, with advice if the failure is permanent."""
-        what, advice = f"{self.where}: {_text(error)}", _advice(error)
+        text, advice = _described(error)
+        what = f"{self.where}: {text}"
         return StoreUnavailable(what) if advice is None else StoreRefused(f"{what}; {advice}")
 
     async def close(self) -> None:
@@ -199,11 +198,9 @@ class RedisConnection:
                 if otherwise is None:
                     raise
                 return await self._answer(otherwise)
-        except DataError:
-            raise  # nothing was sent: an argument of an unsupported type
         except Exception as error:  # an invalid answer can raise anything in redis-py
             failure = self._failure(error)
-            self.fault = f"{self.where}: {_text(error)}"
+            self.fault = f"{self.where}: {_described(error)[0]}"
             self.failed += 1
             self._pause_s = min(max(PAUSE_S, 2 * self._pause_s), PAUSE_S_MAX)
             self._again_s = asyncio.get_running_loop().time() + self._pause_s
@@ -286,35 +283,26 @@ def _code(error: BaseException) -> str:
     return str(found)
 
 
-def _text(error: BaseException) -> str:
-    """Return the error in words for an operator."""
-    text = _IN_SCRIPT.sub("", str(error)) or type(error).__name__
+def _described(error: BaseException) -> tuple[str, str | None]:
+    """Return the error in words, and what an operator has to do, or None for a temporary error."""
     cause = error.__context__ if isinstance(error, ConnectionError) else error
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {cause.verify_message}"
+        advice = "name the certificate of its authority in the url: rediss://HOST:PORT?ssl_ca_certs=FILE"
+        return f"its certificate is not trusted: {cause.verify_message}", advice
     if isinstance(cause, ssl.SSLError):
-        return f"TLS failed: {cause.reason or cause}"
+        advice = "does it speak this version of TLS, and take this certificate?"
+        return f"TLS failed: {cause.reason or cause}", advice
     if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
-        return os.strerror(cause.errno)
+        return os.strerror(cause.errno), None
     if isinstance(cause, InvalidResponse):
-        return "answers something that is not Redis's protocol"
-    if isinstance(error, RedisError) and getattr(error, "status_code", None):
-        return f"answers {error.status_code} {text}"
-    return f"answers {text}" if isinstance(error, ResponseError) else text
-
-
-def _advice(error: BaseException) -> str | None:
-    """Return what an operator has to do, or None for a temporary error."""
-    cause = error.__context__ if isinstance(error, ConnectionError) else error
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return "name the certificate of its authority in the url: rediss://HOST:PORT?ssl_ca_certs=FILE"
-    if isinstance(cause, ssl.SSLError):
-        return "does it speak this version of TLS, and take this certificate?"
-    if isinstance(error, InvalidResponse):
-        return "is it the right port?"
+        advice = "is it the right port?" if cause is error else None
+        return "answers something that is not Redis's protocol", advice
+    text = _IN_SCRIPT.sub("", str(error)) or type(error).__name__
+    status, is_answer = getattr(error, "status_code", None), isinstance(error, ResponseError)
+    if status or is_answer:
+        text = f"answers {status} {text}" if status else f"answers {text}"
     code = "NOPERM" if _DENIED.search(str(error)) else _code(error)
     if isinstance(error, AuthenticationError):
         code = "WRONGPASS"
-    if code in _ADVICE:
-        return _ADVICE[code]
-    return "is it a Redis, with this database?" if isinstance(error, ResponseError) and code not in _PASSES else None
+    is_permanent = is_answer and code not in _PASSES
+    return text, _ADVICE.get(code, "is it a Redis, with this database?" if is_permanent else None)
