@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from gateway.keys.issued import KeyTable
 
 _HASH = re.compile(r"sha256:[0-9a-fA-F]{64}")
-"""Options with another name than their term in the config."""
 Found = TypeVar("Found")
 
 _TEXT = "The gateway's file."

@@ -19,13 +19,11 @@ from gateway.config.model import Config
 from gateway.config.section import Section
 
 CHARACTERS_MAX = 60
-LIVE = frozenset(
-    {
-        "access_log", "admin_token", "aliases", "apps", "cors_origins",
-        "drain_s", "groups", "interactions", "limits", "log_level", "open_access", "overload", "policy", "pools",
-        "quota", "routes", "tenants", "throttle", "tls", "trusted_proxies",
-    }
-)  # fmt: skip
+LIVE = {
+    "access_log", "admin_token", "aliases", "apps", "cors_origins", "drain_s", "groups", "interactions", "limits",
+    "log_level", "open_access", "overload", "policy", "pools", "quota", "routes", "tenants", "throttle", "tls",
+    "trusted_proxies",
+}  # fmt: skip
 """Settings that `Gateway.take_over` applies. All others are bound, shared or opened once, at the start."""
 PRESENT = "present"
 SECRET = "(a secret)"

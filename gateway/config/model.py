@@ -118,7 +118,9 @@ class Config(Section):
     loopback only."""
     open_access: bool = False
     """Accept any key: each distinct key is its own tenant of weight 1."""
-    policy: Annotated[PolicyConfig, accept_bare_text("name", PolicyName | PolicyConfig)] = PolicyConfig()
+    policy: Annotated[PolicyConfig, accept_bare_text("name", PolicyName | PolicyConfig)] = Field(
+        default=PolicyConfig(), json_schema_extra={"default": {"name": "fairserve"}}
+    )
     """The order of requests: a policy's name, or a name with parameters."""
     pools: Annotated[tuple[PoolConfig, ...], AfterValidator(not_empty)] = Field(
         strict=False, json_schema_extra={"minItems": 1}

@@ -87,10 +87,8 @@ class Principal:
         if claimed is None:
             return self.apps[0]
         if claimed not in self.apps:
-            allowed = ", ".join(self.apps)
-            raise ApiError(
-                Reason.APP_NOT_ALLOWED, f"this key may not claim the app '{claimed}'; it may claim: {allowed}"
-            )
+            message = f"this key may not claim the app '{claimed}'; it may claim: {', '.join(self.apps)}"
+            raise ApiError(Reason.APP_NOT_ALLOWED, message)
         return claimed
 
 
@@ -211,10 +209,8 @@ class Keyring:
         if principal.issuer:
             if self.tokens is None or not self.tokens.knows(principal.issuer):
                 return False
-            groups = principal.groups
-            return principal.tenant in self.held.tenants and (
-                groups is None or self._is_within(principal.tenant, groups)
-            )
+            tenant, groups = principal.tenant, principal.groups
+            return tenant in self.held.tenants and (groups is None or self._is_within(tenant, groups))
         return self._open_access or digest in self.held.principals or digest in self._issued
 
     def present(self, principal: Principal) -> Principal:
@@ -236,9 +232,7 @@ class Keyring:
         if key is not None and not digest:
             digest = sha256(key).digest()
         principal = self.held.principals.get(digest) or self._issued.get(digest) or self._verified.get(digest)
-        is_revoked = digest in self._revoked
-        if principal is not None and principal.twin_digest:
-            is_revoked = is_revoked or principal.twin_digest in self._revoked
+        is_revoked = digest in self._revoked or (principal is not None and principal.twin_digest in self._revoked)
         if principal is not None and not is_revoked:
             if self._used_from.get(digest) != address:
                 self._moved(digest, address)
@@ -250,13 +244,11 @@ class Keyring:
         if self._open_access and not is_revoked:
             return _stranger(digest)
         if key is None:
-            raise ApiError(
-                Reason.INVALID_API_KEY, "no API key: send it as 'Authorization: Bearer KEY' (or 'x-api-key')"
-            )
+            message = "no API key: send it as 'Authorization: Bearer KEY' (or 'x-api-key')"
+            raise ApiError(Reason.INVALID_API_KEY, message)
         _refuse_guesser(self._failed.take(address, time.monotonic()))
-        raise ApiError(
-            Reason.INVALID_API_KEY, "this API key is not known here; ask the operator of this gateway for one"
-        )
+        message = "this API key is not known here; ask the operator of this gateway for one"
+        raise ApiError(Reason.INVALID_API_KEY, message)
 
     def _of_token(self, tokens: TokenVerifier, token: bytes, digest: bytes, address: str) -> Principal:
         """Return the holder of a new token, or raise ApiError. A wrong one counts as a wrong key: checks cost time."""
@@ -301,21 +293,21 @@ def expired(principal: Principal, unix_s: float) -> ApiError | None:
     """Return the error for a key or token that has expired at this time, in seconds since the epoch, or None."""
     if unix_s < principal.expires_s:
         return None
-    when = datetime.fromtimestamp(principal.expires_s, UTC)
     what, of = ("token", "its issuer") if principal.issuer else ("API key", "the operator")
-    message = f"this {what} expired at {when:%Y-%m-%d %H:%M:%S} UTC; ask {of} for a new one"
+    message = f"this {what} expired at {_in_utc(principal.expires_s)}; ask {of} for a new one"
     return ApiError(Reason.EXPIRED_API_KEY, message)
+
+
+def _in_utc(unix_s: float) -> str:
+    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _log(what: str, keys: Sequence[Principal]) -> None:
     """Log a key event for each of these keys."""
     for one in keys[:LOGGED_MAX]:
-        until = (
-            f", until {datetime.fromtimestamp(one.expires_s, UTC):%Y-%m-%d %H:%M:%S} UTC" if one.expires_s < inf else ""
-        )
-        logger.info(
-            "key sha256:%s of %s%s %s%s", one.digest.hex(), one.tenant, f" ({one.label})" * bool(one.label), what, until
-        )
+        label = f" ({one.label})" if one.label else ""
+        until = f", until {_in_utc(one.expires_s)}" if one.expires_s < inf else ""
+        logger.info("key sha256:%s of %s%s %s%s", one.digest.hex(), one.tenant, label, what, until)
     if len(keys) > LOGGED_MAX:
         logger.info("keys that are not listed: %d; each %s", len(keys) - LOGGED_MAX, what)
 

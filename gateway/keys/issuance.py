@@ -172,9 +172,8 @@ def _check_use(config: Config, key: KeyConfig, unix_s: float) -> None:
     """
     if key.expires_s <= unix_s:
         raise KeyRefused(f"expires: {key.expires} is past")
-    engines = (
-        [model for pool in config.pools for model in pool.models] if all(pool.models for pool in config.pools) else []
-    )
+    are_known = all(pool.models for pool in config.pools)
+    engines = [model for pool in config.pools for model in pool.models] if are_known else []
     terms = [("models", model, [*engines, *config.aliases] if engines else []) for model in key.models or ()]
     terms += [("quota", model, engines) for model in (key.quota.per_model if key.quota is not None else ())]
     for term, model, served in terms:

@@ -132,13 +132,8 @@ def supervise(
         announce(int(listeners[0][0].getsockname()[1]), int(admin.getsockname()[1]))
         systemd.notify("READY=1")  # clients can connect; each worker accepts as soon as it serves
         liveness_pipe, held = os.pipe()
-        hub = Child(
-            "the hub",
-            serve_hub,
-            WorkerSlot(-1, run_directory),
-            (open_unix_listener(run_directory.exchange), admin),
-            liveness_pipe,
-        )
+        of_hub = (open_unix_listener(run_directory.exchange), admin)
+        hub = Child("the hub", serve_hub, WorkerSlot(-1, run_directory), of_hub, liveness_pipe)
         workers = [
             Child(f"worker {index}", serve, WorkerSlot(index, run_directory), own, liveness_pipe)
             for index, own in enumerate(listeners)
@@ -243,9 +238,8 @@ def _start(child: Child, children: list[Child], config: Config, held: int) -> No
                 for listener in other.listeners:
                     listener.close()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the process serves
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # Ctrl-C reaches the whole group; the supervisor passes on one signal
+        # Ctrl-C reaches the whole group; the supervisor passes on one signal.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         child.serve(config, child)
         status = 0

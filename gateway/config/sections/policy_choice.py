@@ -35,8 +35,7 @@ class _Named(Section):
     """Order of requests. A setting that the policy does not have is a fault."""
 
     name: PolicyName = Field(
-        default="fairserve",
-        description="\n".join(f"{name}: {entry.summary}." for name, entry in POLICIES.items()),
+        default="fairserve", description="\n".join(f"{name}: {entry.summary}." for name, entry in POLICIES.items())
     )
 
     placement: PlacementName | None = Field(

@@ -256,31 +256,22 @@ async def _run_command(connection: AbstractConnection, words: Sequence[Argument]
 
 
 async def _listen(connection: AbstractConnection, channel: str, received: Callable[[bytes], None]) -> None:
-    is_asked = False
     while True:
         try:
-            async with asyncio.timeout(SILENT_S):
-                kind, *_, content = await connection.read_response(disconnect_on_error=False)
-            is_asked = False
+            kind, *_, content = await _next_message(connection)
         except TimeoutError:
-            if is_asked:
-                raise
             await connection.send_command("SUBSCRIBE", channel)
-            is_asked = True
-            continue
+            kind, *_, content = await _next_message(connection)
         if kind == b"message":
             received(content)
 
 
+async def _next_message(connection: AbstractConnection) -> Any:
+    async with asyncio.timeout(SILENT_S):
+        return await connection.read_response(disconnect_on_error=False)
+
+
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-
-
-def _code(error: BaseException) -> str:
-    """Return an error's code (READONLY, NOPERM, ...), also of an error inside a script, or ""."""
-    found = getattr(error, "status_code", None) or ""
-    if found in ("", "ERR") and (inside := _CODE.search(str(error))) is not None:
-        return inside[1]
-    return str(found)
 
 
 def _described(error: BaseException) -> tuple[str, str | None]:
@@ -295,13 +286,15 @@ def _described(error: BaseException) -> tuple[str, str | None]:
     if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
         return os.strerror(cause.errno), None
     if isinstance(cause, InvalidResponse):
-        advice = "is it the right port?" if cause is error else None
-        return "answers something that is not Redis's protocol", advice
+        return "answers something that is not Redis's protocol", "is it the right port?" if cause is error else None
     text = _IN_SCRIPT.sub("", str(error)) or type(error).__name__
-    status, is_answer = getattr(error, "status_code", None), isinstance(error, ResponseError)
+    status, is_answer = getattr(error, "status_code", None) or "", isinstance(error, ResponseError)
     if status or is_answer:
         text = f"answers {status} {text}" if status else f"answers {text}"
-    code = "NOPERM" if _DENIED.search(str(error)) else _code(error)
+    inside = _CODE.search(str(error)) if status in ("", "ERR") else None
+    code = status if inside is None else inside[1]
+    if _DENIED.search(str(error)):
+        code = "NOPERM"
     if isinstance(error, AuthenticationError):
         code = "WRONGPASS"
     is_permanent = is_answer and code not in _PASSES
