@@ -135,7 +135,6 @@ class Gateway:
         self._session: aiohttp.ClientSession | None = None
         self._admin: web.AppRunner | None = None
         self._is_stopping = False
-        self._closing_logs = Tasks()
         self.reloading = Reloader(self, load)
 
     @property
@@ -358,7 +357,7 @@ class Gateway:
         """Open the access log anew, at this target or at a new file of the same name. Raise OSError."""
         close = self._access_log.reopen(target)
         if close is not None:
-            self._closing_logs.start(asyncio.to_thread(close))
+            self._background.start(asyncio.to_thread(close))
 
     def _settled(self, record: RequestRecord, policy: str) -> None:
         """Tell all subscribers of an ended request."""
@@ -415,5 +414,4 @@ class Gateway:
             await self.usage.close()
         if self.spans is not None:
             await asyncio.to_thread(self.spans.close)
-        await self._closing_logs.stop()
         await asyncio.to_thread(self._access_log.close)

@@ -241,10 +241,6 @@ end
 -- Tallies ------------------------------------------------------------------------------------------------------------
 
 -- Each tally is a hash from the number of a bucket to its counts.
-local function each_of(bucket)
-  return string.format('%.0f', bucket)
-end
-
 local sums = {}
 for i, tally in ipairs(tallies) do
   local name, bucket, ttl_s, more, base, since, is_lost = unpack(tally)
@@ -252,7 +248,7 @@ for i, tally in ipairs(tallies) do
   local fields = {}
   local first = math.min(bucket, math.max(math.floor(since), bucket - BUCKETS_MAX + 1))
   for later = 0, bucket - first do -- a number above 2^53 plus 1 is the number itself, so that it would never end a loop
-    fields[#fields + 1] = each_of(first + later)
+    fields[#fields + 1] = string.format('%.0f', first + later)
   end
   local found = redis.call('HMGET', key, unpack(fields))
   local reply = {}
@@ -269,7 +265,7 @@ for i, tally in ipairs(tallies) do
     for at = 1, 4 do
       sum[at] = sum[at] + more[at]
     end
-    if redis.call('HSET', key, each_of(bucket), cmsgpack.pack(sum)) > 0 then
+    if redis.call('HSET', key, fields[#fields], cmsgpack.pack(sum)) > 0 then
       local all = redis.call('HGETALL', key)
       for at = 1, #all, 2 do
         if tonumber(all[at]) <= bucket - BUCKETS_MAX then

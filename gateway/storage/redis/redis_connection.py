@@ -83,13 +83,12 @@ class _BoundedParser(_AsyncHiredisParser):
 class RedisConnection:
     """A connection to the server that has the keys of one tag."""
 
-    def __init__(self, url: str, where: str, *, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, url: str, where: str) -> None:
         """Create a closed connection. `where` is the URL without its password, for messages."""
         self.where = where
         self.fault: str | None = None
         self.answered = 0
         self.failed = 0
-        self._deadline_s = deadline_s
         self._options: dict[str, Any] = dict(parse_url(url))
         self.database = int(self._options.get("db", 0))
         """Number of the database. Channels, unlike keys, are common to all databases of a server."""
@@ -214,7 +213,7 @@ class RedisConnection:
         for _ in range(MOVES_MAX):
             connection = await self._connected()
             try:
-                return await finish_in_time(_run_command(connection, words), self._deadline_s)
+                return await finish_in_time(_run_command(connection, words), DEADLINE_S)
             except MovedError as moved:
                 await connection.disconnect(nowait=True)
                 self._follow(moved)

@@ -21,7 +21,6 @@ from gateway.storage.redis.redis_connection import Argument, RedisConnection
 from gateway.storage.store import PoolIdentity
 from gateway.storage.store_errors import StoreError, StoreRefused, StoreUnavailable
 from gateway.telemetry.metric_families import family, single
-from policies.replicas.schedule import DEADLINE_S
 
 logger = logging.getLogger("fairgate")
 
@@ -65,7 +64,7 @@ _EXCHANGE = Script("exchange.lua")
 class RedisStore:
     """A `Store`, and further requests to Redis: `run` and `command`."""
 
-    def __init__(self, url: str, pools: Sequence[PoolIdentity] = (), *, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, url: str, pools: Sequence[PoolIdentity] = ()) -> None:
         self.replica = secrets.token_hex(8)
         """Unique name of this process among the replicas."""
         self.epoch_s = time.time() - time.monotonic()
@@ -74,7 +73,6 @@ class RedisStore:
         self._where = without_password(url)
         self.pools = pools
         """Pools of this gateway; the next renewal reports a new value."""
-        self._deadline_s = deadline_s
         self._connections: dict[str, RedisConnection] = {}
         """Connections by tag. Tags are as many as pools and kinds of keys."""
         self._of_news: dict[str, RedisConnection] = {}
@@ -165,9 +163,8 @@ class RedisStore:
 
     async def close(self) -> None:
         """Leave, so that others need not wait for this replica's expiry, and disconnect."""
-        if self._not_open is None:
-            leaving = [self._run(_JOIN, _join_keys(pool), (LAYOUT, self.replica, 0)) for pool in self.pools]
-            await asyncio.gather(*leaving, return_exceptions=True)  # otherwise membership expires
+        leaving = [self.command("HDEL", _join_keys(pool)[1], self.replica) for pool in self.pools]
+        await asyncio.gather(*leaving, return_exceptions=True)  # otherwise membership expires
         await asyncio.gather(*self._commands, return_exceptions=True)
         for connection in (*self._connections.values(), *self._of_news.values()):
             await connection.close()
@@ -230,7 +227,7 @@ class RedisStore:
 
     def _of(self, connections: dict[str, RedisConnection], name: str) -> RedisConnection:
         if name not in connections:
-            connections[name] = RedisConnection(self._url, self._where, deadline_s=self._deadline_s)
+            connections[name] = RedisConnection(self._url, self._where)
         return connections[name]
 
     async def _run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
