@@ -78,9 +78,8 @@ def create(
     given = {name: value for name, value in terms.items() if value is not None}
     if path is None:
         if given:
-            raise click.UsageError(
-                f"{', '.join(given)}: terms of a key need -c FILE; in the file they stand by the hash"
-            )
+            named = ", ".join(given)
+            raise click.UsageError(f"{named}: terms of a key need -c FILE; in the file they stand by the hash")
         keys = [("", new_key())]
     else:
         config = loaded(path)

@@ -144,9 +144,8 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
         loop.add_signal_handler(number, signalled)
     loop.add_signal_handler(signal.SIGHUP, lambda: reloads.start(_reload(gateway, log)))
 
-    def orphaned() -> None:
-        if worker is not None:
-            loop.remove_reader(worker.liveness_pipe)
+    def orphaned(pipe: int) -> None:
+        loop.remove_reader(pipe)
         signalled()
 
     try:
@@ -156,7 +155,7 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
             log.write_line(_announcement(gateway))
             systemd.notify("READY=1")
         else:
-            loop.add_reader(worker.liveness_pipe, orphaned)
+            loop.add_reader(worker.liveness_pipe, orphaned, worker.liveness_pipe)
             log.write_line(f"fairgate: {worker.name} serves (process {os.getpid()})")
         await stop.wait()
         if worker is None:

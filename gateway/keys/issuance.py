@@ -79,9 +79,8 @@ async def rotate(
     """
     tenant, old, is_named = await _find_key(table, config, old_hash)
     if is_named and grace_s:
-        raise KeyRefused(
-            "the config names this key, so its last day stands there: give it `expires`, or rotate at once"
-        )
+        advice = "give it `expires`, or rotate at once"
+        raise KeyRefused(f"the config names this key, so its last day stands there: {advice}")
     changed = {"hash": new_hash, "created": moment(unix_s), **({} if expires is None else {"expires": expires})}
     if old.quota is not None:
         changed["counted_as"] = old.counted_as or old.hash

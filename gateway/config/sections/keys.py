@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from gateway.config.checks import Name, checked_hash, fault, not_empty, unique, url_parts
+from gateway.config.checks import Name, NotEmpty, checked_hash, fault, unique, url_parts
 from gateway.config.section import Section, with_class
 from gateway.config.sections.limits import ModelQuotasConfig
 
@@ -19,7 +19,7 @@ KEY_CHARACTERS_DIFFERENT_MIN = 10
 LABEL_CHARACTERS_MAX = 100
 _ISSUER_URL = "the url that the issuer writes into its tokens, such as https://login.example.com/"
 _KEYS_URL = "the http(s) url of the issuer's keys, such as https://login.example.com/jwks.json"
-Names = Annotated[tuple[Name, ...], AfterValidator(unique), AfterValidator(not_empty)]
+Names = Annotated[tuple[Name, ...], AfterValidator(unique), NotEmpty]
 
 
 def hash_key(key: str) -> str:
@@ -136,7 +136,7 @@ class IssuerConfig(Section):
     """Required value in `aud` of its tokens."""
     jwks_url: Annotated[str, _url_that_is(_KEYS_URL)] | None = None
     """URL of its keys (RFC 7517). Default: from its /.well-known/openid-configuration."""
-    algorithms: Annotated[tuple[Algorithm, ...], AfterValidator(unique), AfterValidator(not_empty)] = Field(
+    algorithms: Annotated[tuple[Algorithm, ...], AfterValidator(unique), NotEmpty] = Field(
         default=("RS256", "ES256"), strict=False, json_schema_extra={"minItems": 1}
     )
     """Accepted signature algorithms."""

@@ -142,8 +142,7 @@ end
 
 -- An unsound value, which an earlier version of this script may have stored, counts as unknown.
 local function number_in(key)
-  local found = redis.call('GET', key)
-  found = found and tonumber(found)
+  local found = tonumber(redis.call('GET', key) or '')
   return is_sound('n', found) and found or nil
 end
 
@@ -286,12 +285,10 @@ for i, call in ipairs(calls) do
   local name, count, tokens, age_s, idle_s, is_over = unpack(call)
   local key = KEYS[2] .. 'i:' .. name
   local known = unpacked(redis.call('GET', key), 3) or { 0, 0, 0 }
+  opened[i] = cjson.null
   if is_over then
     redis.call('DEL', key)
-    opened[i] = cjson.null
-  elseif known[3] == 0 and count == 0 and tokens == 0 then
-    opened[i] = cjson.null
-  else
+  elseif known[3] ~= 0 or count ~= 0 or tokens ~= 0 then
     if known[3] == 0 then
       known = { 0, 0, math.floor(now_ms - age_s * 1000) }
     end

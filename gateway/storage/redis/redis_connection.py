@@ -155,10 +155,8 @@ class RedisConnection:
         try:
             self._new_connection(self._configured_node).ssl_context.get()  # type: ignore[attr-defined]
         except OSError as error:
-            named = [str(self._options[name]) for name in _FILES if name in self._options]
-            raise StoreRefused(
-                f"{self.where}: cannot use the files of its url ({', '.join(named)}): {error}"
-            ) from error
+            files = ", ".join([str(self._options[name]) for name in _FILES if name in self._options])
+            raise StoreRefused(f"{self.where}: cannot use the files of its url ({files}): {error}") from error
 
     async def subscribe(self, channel: str, received: Callable[[bytes], None]) -> None:
         """Receive a channel's messages on a separate connection until cancelled. Raise StoreError when the connection

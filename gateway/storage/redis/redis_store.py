@@ -84,9 +84,7 @@ class RedisStore:
     @property
     def fault(self) -> str | None:
         """Return why nothing is shared at present, or None."""
-        return self._not_open or next(
-            (connection.fault for connection in list(self._connections.values()) if connection.fault), None
-        )
+        return self._not_open or next((one.fault for one in list(self._connections.values()) if one.fault), None)
 
     def collect(self) -> Iterator[Metric]:
         yield single("fairgate_state_shared", self.fault is None)
@@ -186,10 +184,8 @@ class RedisStore:
         if found is None:
             raise StoreRefused(f"{self._where}: does not say which version of Redis it is; is it the right port?")
         if (int(found[1]), int(found[2])) < VERSION_MIN:
-            least = ".".join(map(str, VERSION_MIN))
-            raise StoreRefused(
-                f"{self._where}: is Redis {found[1]}.{found[2]}; {least} or later is needed, or any Valkey"
-            )
+            needed = f"{'.'.join(map(str, VERSION_MIN))} or later is needed, or any Valkey"
+            raise StoreRefused(f"{self._where}: is Redis {found[1]}.{found[2]}; {needed}")
         moment = self.shaped(tuple[bytes, bytes], await self._shielded(connection.ask("TIME")))
         seconds, microseconds = self.shaped(tuple[int, int], [part.decode("latin-1") for part in moment])
         self.epoch_s = seconds + microseconds / 1e6 - time.monotonic()
