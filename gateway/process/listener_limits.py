@@ -18,8 +18,11 @@ def server_limits(config: Config) -> ServerLimits:
     limits, bounds = config.limits, config.bounds
     connections, of_client = limits.connections_max or bounds.connections, limits.client_connections_max
     if connections > (most := connections_allowed()):
-        why = "limits.connections_max is %d, and the limit of open files (ulimit -n) allows %d: no more are accepted"
-        logger.warning(why, connections, most)
+        logger.warning(
+            "limits.connections_max is %d, and the limit of open files (ulimit -n) allows %d: no more are accepted",
+            connections,
+            most,
+        )
         connections, of_client = most, None if of_client is None else min(of_client, most // 2)
     found: dict[str, Any] = {one.name: getattr(limits, one.name, one.default) for one in fields(ServerLimits)}
     found |= {
