@@ -43,9 +43,8 @@ def findings(config: Config) -> Iterator[Finding]:
         if why := _not_writable(Path(file), is_replaced=True):
             yield Finding((field,), f"cannot be written: {why}")
         elif not Path(file).absolute().parent.exists():
-            yield Finding(
-                (field,), f"there is no directory {Path(file).parent}: it is made at the start", is_warning=True
-            )
+            text = f"there is no directory {Path(file).parent}: it is made at the start"
+            yield Finding((field,), text, is_warning=True)
     if usage is not None and config.state.redis_url is None:
         needed_days = ceil(quotas_of(config).longest.window.longest_s / DAY_S)
         if usage.keep_days < needed_days:
@@ -65,10 +64,8 @@ def findings(config: Config) -> Iterator[Finding]:
     counted, most = quotas_of(config).counted([tenant.name for tenant in config.tenants]), config.bounds.size("quotas")
     if counted > most:
         enough = memory_max_for("quotas", counted)
-        text = (
-            f"limits count {counted} tenants, groups, keys, users and models, and there is room for {most}: what the "
-        )
-        text += f"others did is forgotten, so that their limits let more through; {enough} has room"
+        text = f"limits count {counted} tenants, groups, keys, users and models, and there is room for {most}: what "
+        text += f"the others did is forgotten, so that their limits let more through; {enough} has room"
         yield Finding(("memory_max",), text, is_warning=True)
     if config.tracing is not None and find_spec("opentelemetry") is None:
         yield Finding(("tracing",), "needs OpenTelemetry: pip install 'fairgate[opentelemetry]'")

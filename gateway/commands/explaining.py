@@ -18,6 +18,7 @@ from gateway.commands.common import CommandError, loaded
 from gateway.commands.replaying import readable
 
 if TYPE_CHECKING:
+    from gateway.telemetry.log_line import LogLine
     from gateway.usage.usage_report import UsageQuery
 
 
@@ -93,17 +94,14 @@ def _explain_request(
         except AdminRequestError as error:
             if error.status not in (0, 404):
                 raise
-            admin_error, status = (
-                "no decision on it is remembered; " if error.status else f"{error.text}; ",
-                error.status,
-            )
+            status = error.status
+            admin_error = "no decision on it is remembered; " if status else f"{error.text}; "
     logged = LogExcerpt(
         files, lambda line: request_id in (line.request_id, line.client_request_id), has=request_id, is_last=True
     )
     if not logged.lines:
-        raise AdminRequestError(
-            f"{request_id}: {admin_error}{'it is not in the log' if files else 'no log is known'}", status
-        )
+        log = "it is not in the log" if files else "no log is known"
+        raise AdminRequestError(f"{request_id}: {admin_error}{log}", status)
     return logged.sentence(), logged.numbers()
 
 
@@ -115,14 +113,12 @@ def _explain_tenant(tenant: str, user: str | None, query: UsageQuery, files: Seq
     if not files:
         raise click.UsageError("which access log? Give --log FILE, or -c FILE that has an `access_log`")
     since_s, until_s = query.since.timestamp(), query.until.timestamp()
-    logged = LogExcerpt(
-        [one for one in files if one.stat().st_mtime >= since_s],
-        lambda line: (
-            line.tenant == tenant
-            and (user is None or line.user == hidden(user))
-            and since_s <= arrived_s(line) < until_s
-        ),
-    )
+
+    def is_asked(line: LogLine) -> bool:
+        is_theirs = line.tenant == tenant and (user is None or line.user == hidden(user))
+        return is_theirs and since_s <= arrived_s(line) < until_s
+
+    logged = LogExcerpt([one for one in files if one.stat().st_mtime >= since_s], is_asked)
     if not logged.lines:
         whose = tenant if user is None else f"{user} of {tenant}"
         raise AdminRequestError(f"no request of {whose} came {query.describe()}", 404)

@@ -6,8 +6,8 @@ import asyncio
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from gateway.keys.issued import KeyTable
 
 _HASH = re.compile(r"sha256:[0-9a-fA-F]{64}")
-"""Options with another name than their term in the config."""
 Found = TypeVar("Found")
 
 _TEXT = "The gateway's file."
@@ -79,9 +78,8 @@ def create(
     given = {name: value for name, value in terms.items() if value is not None}
     if path is None:
         if given:
-            raise click.UsageError(
-                f"{', '.join(given)}: terms of a key need -c FILE; in the file they stand by the hash"
-            )
+            named = ", ".join(given)
+            raise click.UsageError(f"{named}: terms of a key need -c FILE; in the file they stand by the hash")
         keys = [("", new_key())]
     else:
         config = loaded(path)
@@ -204,8 +202,8 @@ def _in_table(config: Config, path: Path, do: Callable[[KeyTable], Awaitable[Fou
     from gateway.storage.store_errors import StoreError, StoreUnavailable
 
     async def run_in_table() -> Found:
-        async with _table_of(config) as table:
-            return await do(table)
+        async with AsyncExitStack() as stack:
+            return await do(await _open_table(config, stack))
 
     try:
         return asyncio.run(run_in_table())
@@ -213,25 +211,20 @@ def _in_table(config: Config, path: Path, do: Callable[[KeyTable], Awaitable[Fou
         raise CommandError(f"fairgate: {error}", 1 if isinstance(error, StoreUnavailable) else BAD_INPUT) from None
 
 
-@asynccontextmanager
-async def _table_of(config: Config) -> AsyncIterator[KeyTable]:
-    """Open the table in which this config's gateways look for keys."""
+async def _open_table(config: Config, stack: AsyncExitStack) -> KeyTable:
+    """Return the table in which this config's gateways look for keys, open until the stack ends."""
     if (url := config.state.redis_url) is not None:
         from gateway.keys.in_redis import RedisKeys
         from gateway.storage.redis.redis_store import RedisStore
 
         store = RedisStore(url)
-        try:
-            await store.open()
-            yield RedisKeys(store)
-        finally:
-            await store.close()
-    elif config.usage is not None:
-        from gateway.keys.in_database import DatabaseKeys
-        from gateway.usage.thread import CLOSE_S, DatabaseThread
+        stack.push_async_callback(store.close)
+        await store.open()
+        return RedisKeys(store)
+    from gateway.keys.in_database import DatabaseKeys
+    from gateway.usage.thread import CLOSE_S, DatabaseThread
 
-        database = DatabaseThread(config.usage)
-        try:
-            yield DatabaseKeys(database)
-        finally:
-            await database.close(CLOSE_S)
+    assert config.usage is not None
+    database = DatabaseThread(config.usage)
+    stack.push_async_callback(database.close, CLOSE_S)
+    return DatabaseKeys(database)

@@ -215,7 +215,6 @@ class _PoolSetting:
         if known and unknown:
             more = f" and {len(unknown) - NAMES_MAX:,} more" if len(unknown) > NAMES_MAX else ""
             names = ", ".join(sorted(unknown)[:NAMES_MAX]) + more
-            remarks.append(
-                f"Not among the tenants of {self.path.name}: {names}. They keep the weight that the trace gives."
-            )
+            whose = f"Not among the tenants of {self.path.name}: {names}."
+            remarks.append(f"{whose} They keep the weight that the trace gives.")
         return remarks

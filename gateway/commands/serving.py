@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -15,7 +15,6 @@ from gateway.commands.common import BAD_INPUT, CommandError, counted, local_url
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
-    from gateway.keys.identity import MintedKey
     from gateway.process.gateway import Gateway
     from gateway.process.stderr_log import StderrLog
     from gateway.process.supervisor import Child
@@ -145,9 +144,8 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
         loop.add_signal_handler(number, signalled)
     loop.add_signal_handler(signal.SIGHUP, lambda: reloads.start(_reload(gateway, log)))
 
-    def orphaned() -> None:
-        if worker is not None:
-            loop.remove_reader(worker.liveness_pipe)
+    def orphaned(pipe: int) -> None:
+        loop.remove_reader(pipe)
         signalled()
 
     try:
@@ -157,7 +155,7 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
             log.write_line(_announcement(gateway))
             systemd.notify("READY=1")
         else:
-            loop.add_reader(worker.liveness_pipe, orphaned)
+            loop.add_reader(worker.liveness_pipe, orphaned, worker.liveness_pipe)
             log.write_line(f"fairgate: {worker.name} serves (process {os.getpid()})")
         await stop.wait()
         if worker is None:
@@ -178,7 +176,7 @@ async def _reload(gateway: Gateway, log: StderrLog) -> None:
     """Reload the config, and print each newly minted key as at the start."""
     known = set(gateway.minted_keys)
     await gateway.reloading.run()
-    if lines := _for_this_run([minted for minted in gateway.minted_keys if minted not in known]):
+    if lines := _for_this_run({tenant: key for tenant, key in gateway.minted_keys.items() if tenant not in known}):
         log.write_line("\n".join(lines))
 
 
@@ -211,8 +209,8 @@ def _without_key(config: Config) -> list[str]:
     ]
 
 
-def _for_this_run(minted: list[MintedKey]) -> list[str]:
-    keys = [f"    {each.tenant:<12} {each.key}" for each in minted]
+def _for_this_run(minted: Mapping[str, str]) -> list[str]:
+    keys = [f"    {tenant:<12} {key}" for tenant, key in minted.items()]
     return ["  keys for this run only, for tenants that have none in the config:", *keys] if keys else []
 
 
@@ -238,7 +236,8 @@ def _announcement(gateway: Gateway) -> str:
     if gateway.minted_keys:
         lines += _for_this_run(gateway.minted_keys)
         url = _url(gateway.config, gateway.port)
-        lines += _examples(url, gateway.minted_keys[0].key, next(iter(gateway.pools[0].models()), "MODEL"))
+        [key, *_] = gateway.minted_keys.values()
+        lines += _examples(url, key, next(iter(gateway.pools[0].models()), "MODEL"))
     return "\n".join(lines)
 
 

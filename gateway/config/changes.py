@@ -19,13 +19,11 @@ from gateway.config.model import Config
 from gateway.config.section import Section
 
 CHARACTERS_MAX = 60
-LIVE = frozenset(
-    {
-        "access_log", "admin_token", "aliases", "apps", "cors_origins",
-        "drain_s", "groups", "interactions", "limits", "log_level", "open_access", "overload", "policy", "pools",
-        "quota", "routes", "tenants", "throttle", "tls", "trusted_proxies",
-    }
-)  # fmt: skip
+LIVE = {
+    "access_log", "admin_token", "aliases", "apps", "cors_origins", "drain_s", "groups", "interactions", "limits",
+    "log_level", "open_access", "overload", "policy", "pools", "quota", "routes", "tenants", "throttle", "tls",
+    "trusted_proxies",
+}  # fmt: skip
 """Settings that `Gateway.take_over` applies. All others are bound, shared or opened once, at the start."""
 PRESENT = "present"
 SECRET = "(a secret)"
@@ -100,7 +98,7 @@ def config_hash(config: Config) -> str:
     """Return a hash of 16 hex digits, equal on all replicas for configurations of equal meaning."""
     digest = hashlib.sha256()
     for path, value in sorted(_present(config).items()):  # in small pieces, so that other threads get their turns
-        digest.update(json.dumps([path, _plaintext(value)]).encode())
+        digest.update(json.dumps([path, value], default=SecretStr.get_secret_value).encode())
     return digest.hexdigest()[:16]
 
 
@@ -142,11 +140,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)  # 30 and 30.0 are equal
     return tuple(map(_plain, value)) if isinstance(value, tuple) else value
-
-
-def _plaintext(value: Any) -> Any:
-    """Return a value for the hash, which shows no secret."""
-    return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
 def _format_value(value: Any) -> str | None:

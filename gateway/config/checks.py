@@ -150,11 +150,14 @@ def unique(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
+def _not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Check for at least one item. A bound in the type would not count invalid items."""
     if not values:
         raise fault("is empty; give at least one")
     return values
+
+
+NotEmpty = AfterValidator(_not_empty)
 
 
 def accept_bare_text(field: str, schema: Any) -> BeforeValidator:

@@ -122,9 +122,8 @@ def _name_contradictions(config: Config) -> Contradictions:
         elif are_all_known and model not in served:
             yield loc, f"stands for a model that no pool serves; these do: {', '.join(sorted(served)[:20])}"
     for p, pool in enumerate(config.pools):
-        if pool.fallback is not None and (
-            pool.fallback in pool.models or (are_all_known and pool.fallback not in served)
-        ):
+        other = pool.fallback
+        if other is not None and (other in pool.models or (are_all_known and other not in served)):
             yield ("pools", p, "fallback"), "should be a model that another pool serves"
 
 

@@ -98,10 +98,7 @@ def check_config(
     """Read a configuration file and locate the findings of `look` in it. Raise ConfigError as `load_config` does."""
     source = _Source(os.fspath(path))
     config = _validated(source.read(), source)
-    return config, [
-        Fault(source.file, *source.place(loc, of_key=False), path_of(loc), message, is_warning)
-        for loc, message, is_warning in look(config)
-    ]
+    return config, [replace(source.fault_at(loc, text), is_warning=warns) for loc, text, warns in look(config)]
 
 
 def config_for_backends(urls: list[str], **options: Any) -> Config:
@@ -283,7 +280,7 @@ class _Source:
         return _VARIABLE.sub(replaced, text)
 
     def _fault(self, loc: Loc, message: str) -> None:
-        self.faults.append(Fault(self.file, *_place(self.values[loc]), _path(loc), message))
+        self.faults.append(self.fault_at(loc, message))
 
     def written(self, loc: Loc) -> Loc:
         """Return the place that is written in the file: a bare string may stand for a section and its fields."""
@@ -292,16 +289,12 @@ class _Source:
         return loc
 
     def fault_at(self, loc: Loc, message: str, *, of_key: bool = False) -> Fault:
-        loc = self.written(loc)
-        return Fault(self.file, *self.place(loc, of_key=of_key), _path(loc), message)
-
-    def place(self, loc: Loc, *, of_key: bool) -> tuple[int, int]:
-        """Return line and column of a key or value, or of the nearest section around it."""
-        if of_key and loc in self.keys:
-            return _place(self.keys[loc])
-        while loc and loc not in self.values:
-            loc = loc[:-1]
-        return _place(self.values[loc]) if loc in self.values else (0, 0)
+        """Return a fault at the line and column of a key or value, or of the nearest section around it."""
+        around = loc = self.written(loc)
+        while around and around not in self.values:
+            around = around[:-1]
+        node = (self.keys.get(loc) if of_key else None) or self.values.get(around)
+        return Fault(self.file, *(_place(node) if node is not None else (0, 0)), _path(loc), message)
 
 
 def _place(node: yaml.Node) -> tuple[int, int]:
@@ -340,8 +333,8 @@ def _validated(data: dict[str, Any], source: _Source, **options: Any) -> Config:
 
 def _explained(error: ErrorDetails, source: _Source) -> Fault:
     """Return pydantic's error as a fault, with its place in the file."""
-    fault = source.fault_at(error["loc"], "", of_key=error["type"] == "extra_forbidden")
-    return replace(fault, message=_message(error, source.values.get(source.written(error["loc"]))))
+    message = _message(error, source.values.get(source.written(error["loc"])))
+    return source.fault_at(error["loc"], message, of_key=error["type"] == "extra_forbidden")
 
 
 def _message(error: ErrorDetails, node: yaml.Node | None) -> str:

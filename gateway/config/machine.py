@@ -6,7 +6,9 @@ import os
 from collections.abc import Mapping
 from math import ceil
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator
 
 from gateway.config.checks import fault
 from gateway.config.memory_bounds import MEMORY_MAX_LEAST
@@ -63,11 +65,14 @@ def with_auto(data: Any) -> Any:
     return data
 
 
-def no_text(value: Any) -> Any:
+def _no_text(value: Any) -> Any:
     """Refuse text, which `with_auto` has replaced where valid."""
     if isinstance(value, str):
         raise fault("should be a whole number without quotes, or auto")
     return value
+
+
+NumberOrAuto = Annotated[int, BeforeValidator(_no_text)]
 
 
 def or_auto(schema: dict[str, Any]) -> None:

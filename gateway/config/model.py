@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 
 from gateway.config.checks import (
     Name,
+    NotEmpty,
     accept_bare_text,
     checked_address,
     checked_addresses,
@@ -19,11 +20,10 @@ from gateway.config.checks import (
     checked_tokenizer,
     checked_zone,
     is_loopback,
-    not_empty,
     split_address,
     unique,
 )
-from gateway.config.machine import WORKERS_MAX, auto_by_default, no_text, or_auto, with_auto
+from gateway.config.machine import WORKERS_MAX, NumberOrAuto, auto_by_default, or_auto, with_auto
 from gateway.config.memory_bounds import MEMORY_MAX, MEMORY_MAX_LEAST, MemoryBounds
 from gateway.config.section import Section, settings_from
 from gateway.config.sections.apps import AppConfig, InteractionsConfig
@@ -58,9 +58,7 @@ class PoolConfig(Section):
     """Name in metrics and logs; unique."""
     models: tuple[Name, ...] = Field(default=(), strict=False)
     """Models that clients may ask for. Empty: those of the backends' /v1/models."""
-    backends: Annotated[tuple[BackendConfig, ...], AfterValidator(not_empty)] = Field(
-        strict=False, json_schema_extra={"minItems": 1}
-    )
+    backends: Annotated[tuple[BackendConfig, ...], NotEmpty] = Field(strict=False, json_schema_extra={"minItems": 1})
     """The engines, at least one; no url twice."""
     fallback: Name | None = None
     """A model of another pool that answers while no backend here is in service. Default: requests are refused."""
@@ -118,11 +116,11 @@ class Config(Section):
     loopback only."""
     open_access: bool = False
     """Accept any key: each distinct key is its own tenant of weight 1."""
-    policy: Annotated[PolicyConfig, accept_bare_text("name", PolicyName | PolicyConfig)] = PolicyConfig()
-    """The order of requests: a policy's name, or a name with parameters."""
-    pools: Annotated[tuple[PoolConfig, ...], AfterValidator(not_empty)] = Field(
-        strict=False, json_schema_extra={"minItems": 1}
+    policy: Annotated[PolicyConfig, accept_bare_text("name", PolicyName | PolicyConfig)] = Field(
+        default=PolicyConfig(), json_schema_extra={"default": {"name": "fairserve"}}
     )
+    """The order of requests: a policy's name, or a name with parameters."""
+    pools: Annotated[tuple[PoolConfig, ...], NotEmpty] = Field(strict=False, json_schema_extra={"minItems": 1})
     """Engines by the models they serve. A model belongs to one pool."""
     aliases: dict[Name, Name] = Field(default={})
     """Names for clients, each with the engines' name of the model. Answers carry the client's name."""
@@ -145,9 +143,7 @@ class Config(Section):
     calendar: Annotated[str, AfterValidator(checked_zone)] | None = None
     """Time zone, such as Europe/Berlin, whose calendar days and months limits follow. Default: any 24 hours, any 30
     days."""
-    workers: Annotated[int, BeforeValidator(no_text)] = Field(
-        default=1, ge=1, le=WORKERS_MAX, json_schema_extra=or_auto
-    )
+    workers: NumberOrAuto = Field(default=1, ge=1, le=WORKERS_MAX, json_schema_extra=or_auto)
     """Processes that serve as one gateway, with shared engines and limits. auto: one for each usable core."""
     state: Annotated[StateConfig, accept_bare_text("url", str | StateConfig)] = Field(
         default=StateConfig(), json_schema_extra={"default": "memory"}
@@ -159,7 +155,7 @@ class Config(Section):
     """Database of usage and keys: the path of a SQLite file, or postgresql://..."""
     batches: BatchesConfig = BatchesConfig()
     """Bounds on a tenant's files and batches. Batches need `usage`."""
-    memory_max: Annotated[int, BeforeValidator(no_text)] = Field(
+    memory_max: NumberOrAuto = Field(
         default=MEMORY_MAX, ge=MEMORY_MAX_LEAST, le=1 << 50, json_schema_extra=auto_by_default
     )
     """Memory of each worker, whatever clients send (docs/reference/memory.md). auto: the container's limit less an

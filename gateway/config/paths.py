@@ -45,18 +45,16 @@ KNOWN_PATHS: Final = {
     for path in paths.split()
 }
 
-MANAGEMENT: Final = frozenset(
-    {
-        "abort_request", "abort_requests", "attach_backend_load", "begin_weight_update",
-        "clear_hicache_storage_backend", "close_session", "collective_rpc", "configure_logging",
-        "continue_generation", "destroy_weights_update_group", "dump_expert_distribution_record", "flush_cache",
-        "freeze_gc", "get_weights_by_name", "init_weight_transfer_engine", "init_weights_update_group", "is_paused",
-        "is_scaling_elastic_ep", "is_sleeping", "load_lora_adapter", "load_lora_adapter_from_tensors", "open_session",
-        "pause", "pause_generation", "release_memory_occupation", "reset_encoder_cache", "reset_mm_cache",
-        "reset_prefix_cache", "resume", "resume_memory_occupation", "scale_elastic_ep", "server_info",
-        "set_internal_state", "sleep", "slow_down", "start_profile", "stop_profile", "unload_lora_adapter",
-        "update_weight_version", "update_weights", "update_weights_from_disk", "update_weights_from_distributed",
-        "update_weights_from_tensor", "wake_up",
-    }
-)  # fmt: skip
+MANAGEMENT: Final = {
+    "abort_request", "abort_requests", "attach_backend_load", "begin_weight_update",
+    "clear_hicache_storage_backend", "close_session", "collective_rpc", "configure_logging",
+    "continue_generation", "destroy_weights_update_group", "dump_expert_distribution_record", "flush_cache",
+    "freeze_gc", "get_weights_by_name", "init_weight_transfer_engine", "init_weights_update_group", "is_paused",
+    "is_scaling_elastic_ep", "is_sleeping", "load_lora_adapter", "load_lora_adapter_from_tensors", "open_session",
+    "pause", "pause_generation", "release_memory_occupation", "reset_encoder_cache", "reset_mm_cache",
+    "reset_prefix_cache", "resume", "resume_memory_occupation", "scale_elastic_ep", "server_info",
+    "set_internal_state", "sleep", "slow_down", "start_profile", "stop_profile", "unload_lora_adapter",
+    "update_weight_version", "update_weights", "update_weights_from_disk", "update_weights_from_distributed",
+    "update_weights_from_tensor", "wake_up",
+}  # fmt: skip
 """Steps of paths that manage an engine. No list has them, and no star in the config matches them."""

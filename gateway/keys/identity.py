@@ -87,10 +87,8 @@ class Principal:
         if claimed is None:
             return self.apps[0]
         if claimed not in self.apps:
-            allowed = ", ".join(self.apps)
-            raise ApiError(
-                Reason.APP_NOT_ALLOWED, f"this key may not claim the app '{claimed}'; it may claim: {allowed}"
-            )
+            message = f"this key may not claim the app '{claimed}'; it may claim: {', '.join(self.apps)}"
+            raise ApiError(Reason.APP_NOT_ALLOWED, message)
         return claimed
 
 
@@ -111,21 +109,16 @@ class TokenVerifier(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class MintedKey:
-    """A key that exists for this run only, made for a tenant whose config names none."""
-
-    tenant: str
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
 class KeyHolders:
-    """Tenants and groups by name, principals by the digests of their keys, and minted keys."""
+    """Tenants and groups by name, and principals by the digests of their keys."""
 
     tenants: dict[str, TenantConfig]
     groups: dict[str, GroupConfig]
     principals: dict[bytes, Principal]
-    minted: list[MintedKey]
+    minted: dict[str, str]
+    """Keys that exist for this run only, by tenants whose config names none."""
+    users: dict[str, dict[str, bool]]
+    """Whether a user is blocked, by tenant and user."""
 
 
 class Keyring:
@@ -143,22 +136,18 @@ class Keyring:
         """Take over the config. `mints`: mint missing keys. `guessers_max`: addresses whose wrong keys count."""
         self._mints = mints
         self._open_access = open_access
-        self._principals: dict[bytes, Principal] = {}
+        self.held = KeyHolders({}, {}, {}, {}, {})
+        """Holders of the keys of the config."""
         self._issued: Mapping[bytes, Principal] = {}
         self._revoked: Set[bytes] = frozenset()
         self._failed = LeakyCounts(WRONG_KEYS_PER_S, WRONG_KEYS_AT_ONCE_MAX, members_max=guessers_max)
         """Wrong keys by the address that sent them."""
         self._used_from: dict[bytes, str] = {}
         """Address of each key's last use."""
-        self._tenants: dict[str, TenantConfig] = {}
-        self._groups: dict[str, GroupConfig] = {}
-        self._users: dict[str, dict[str, bool]] = {}
-        """Whether a user is blocked, by tenant and user."""
         self.tokens: TokenVerifier | None = None
         """Verifier of signed tokens; None if only keys are accepted."""
         self._verified: OrderedDict[bytes, Principal] = OrderedDict()
         """Principals of verified tokens, by the digests of the tokens."""
-        self.minted: list[MintedKey] = []
         self.on_learned: Callable[[Mapping[str, ModelQuotasConfig]], None] = lambda quotas: None
         """Callback after each `learn`: gets the quotas of issued keys by the names under which they are counted."""
         self.revision = 0
@@ -170,14 +159,13 @@ class Keyring:
 
         A tenant keeps its minted key until the config names one.
         """
-        read = KeyHolders({one.name: one for one in tenants}, {one.name: one for one in groups}, {}, [])
-        known = {one.tenant: one for one in self.minted}
+        users = {one.name: {user.name: user.blocked for user in one.users} for one in tenants if one.users}
+        read = KeyHolders({one.name: one for one in tenants}, {one.name: one for one in groups}, {}, {}, users)
         for tenant in tenants:
             keys = tenant.keys
             if not keys and self._mints:
-                minted = known.get(tenant.name) or MintedKey(tenant.name, new_key())
-                read.minted.append(minted)
-                keys = (KeyConfig(hash=hash_key(minted.key)),)
+                minted = read.minted[tenant.name] = self.held.minted.get(tenant.name) or new_key()
+                keys = (KeyConfig(hash=hash_key(minted)),)
             for key in keys:
                 read.principals[key.digest] = Principal.for_key(tenant, key)
         return read
@@ -185,19 +173,15 @@ class Keyring:
     def take_over(self, read: KeyHolders, *, open_access: bool) -> None:
         """Replace the tenants and their keys. The `revision` changes, so `KeyReader` reads all issued keys again."""
         self._open_access = open_access
-        if gone := self._tenants.keys() - read.tenants.keys():
+        if gone := self.held.tenants.keys() - read.tenants.keys():
             self._issued = {digest: one for digest, one in self._issued.items() if one.tenant not in gone}
-        self._tenants, self._groups, self._principals, self.minted = (
-            read.tenants, read.groups, read.principals, read.minted,
-        )  # fmt: skip
-        with_users = [one for one in read.tenants.values() if one.users]
-        self._users = {one.name: {user.name: user.blocked for user in one.users} for one in with_users}
+        self.held = read
         self._verified.clear()
         self.revision += 1
 
     def holder(self, tenant: str, key: KeyConfig) -> Principal | None:
         """Return the holder of a key issued to this tenant; None if neither the config nor the key gives its weight."""
-        found = self._tenants.get(tenant)
+        found = self.held.tenants.get(tenant)
         if found is None and key.weight is not None:
             found = TenantConfig(name=tenant, weight=key.weight)
         return None if found is None else Principal.for_key(found, key)
@@ -208,7 +192,7 @@ class Keyring:
         Keys of the config may be revoked, too. `logs`: log the changes, which is not wanted at the start.
         """
         if logs:
-            known = {**self._principals, **self._issued}
+            known = {**self.held.principals, **self._issued}
             _log("is made", [one for digest, one in issued.items() if digest not in known])
             gone = [one for digest, one in self._issued.items() if digest not in issued]
             _log("is revoked", gone + [known[digest] for digest in revoked - self._revoked if digest in known])
@@ -225,17 +209,17 @@ class Keyring:
         if principal.issuer:
             if self.tokens is None or not self.tokens.knows(principal.issuer):
                 return False
-            groups = principal.groups
-            return principal.tenant in self._tenants and (groups is None or self._is_within(principal.tenant, groups))
-        return self._open_access or digest in self._principals or digest in self._issued
+            tenant, groups = principal.tenant, principal.groups
+            return tenant in self.held.tenants and (groups is None or self._is_within(tenant, groups))
+        return self._open_access or digest in self.held.principals or digest in self._issued
 
     def present(self, principal: Principal) -> Principal:
         """Return the principal with the present terms of its key, if the key is still known."""
-        return self._principals.get(principal.digest) or self._issued.get(principal.digest) or principal
+        return self.held.principals.get(principal.digest) or self._issued.get(principal.digest) or principal
 
     def check_user(self, tenant: str, user: str) -> None:
         """Raise ApiError if this user of the tenant is blocked."""
-        users = self._users.get(tenant)
+        users = self.held.users.get(tenant)
         if users is not None and user and users.get(user, users.get(ANYONE, False)):
             raise ApiError(Reason.USER_BLOCKED, "this user is blocked here; ask the operator of this gateway")
 
@@ -247,10 +231,8 @@ class Keyring:
         # A lookup by hash tells a guesser nothing by its timing: equal prefixes of keys have unrelated hashes.
         if key is not None and not digest:
             digest = sha256(key).digest()
-        principal = self._principals.get(digest) or self._issued.get(digest) or self._verified.get(digest)
-        is_revoked = digest in self._revoked
-        if principal is not None and principal.twin_digest:
-            is_revoked = is_revoked or principal.twin_digest in self._revoked
+        principal = self.held.principals.get(digest) or self._issued.get(digest) or self._verified.get(digest)
+        is_revoked = digest in self._revoked or (principal is not None and principal.twin_digest in self._revoked)
         if principal is not None and not is_revoked:
             if self._used_from.get(digest) != address:
                 self._moved(digest, address)
@@ -262,20 +244,18 @@ class Keyring:
         if self._open_access and not is_revoked:
             return _stranger(digest)
         if key is None:
-            raise ApiError(
-                Reason.INVALID_API_KEY, "no API key: send it as 'Authorization: Bearer KEY' (or 'x-api-key')"
-            )
+            message = "no API key: send it as 'Authorization: Bearer KEY' (or 'x-api-key')"
+            raise ApiError(Reason.INVALID_API_KEY, message)
         _refuse_guesser(self._failed.take(address, time.monotonic()))
-        raise ApiError(
-            Reason.INVALID_API_KEY, "this API key is not known here; ask the operator of this gateway for one"
-        )
+        message = "this API key is not known here; ask the operator of this gateway for one"
+        raise ApiError(Reason.INVALID_API_KEY, message)
 
     def _of_token(self, tokens: TokenVerifier, token: bytes, digest: bytes, address: str) -> Principal:
         """Return the holder of a new token, or raise ApiError. A wrong one counts as a wrong key: checks cost time."""
         if self._failed:
             _refuse_guesser(self._failed.wait_s(address, time.monotonic()))
         try:
-            found = tokens.principal(token, self._tenants, self._is_within)
+            found = tokens.principal(token, self.held.tenants, self._is_within)
         except ApiError as error:
             if error.code is Reason.INVALID_API_KEY:
                 _refuse_guesser(self._failed.take(address, time.monotonic()))
@@ -289,16 +269,16 @@ class Keyring:
 
     def _is_within(self, tenant: str, groups: Container[str]) -> bool:
         """Return whether this tenant is in one of these groups, or in a group inside one of them."""
-        group = self._tenants[tenant].group
+        group = self.held.tenants[tenant].group
         while group is not None and group not in groups:
-            group = self._groups[group].group
+            group = self.held.groups[group].group
         return group is not None
 
     def _moved(self, digest: bytes, address: str) -> None:
         """Note that a key is used from a new address. Raise ApiError if that address sent too many wrong keys."""
         if self._failed:
             _refuse_guesser(self._failed.wait_s(address, time.monotonic()))  # a right guess must look like a wrong one
-        if len(self._used_from) > USES_REMEMBERED_MIN + 2 * (len(self._principals) + len(self._issued)):
+        if len(self._used_from) > USES_REMEMBERED_MIN + 2 * (len(self.held.principals) + len(self._issued)):
             self._used_from.clear()  # most entries are of keys that are gone
         self._used_from[digest] = address
 
@@ -313,21 +293,21 @@ def expired(principal: Principal, unix_s: float) -> ApiError | None:
     """Return the error for a key or token that has expired at this time, in seconds since the epoch, or None."""
     if unix_s < principal.expires_s:
         return None
-    when = datetime.fromtimestamp(principal.expires_s, UTC)
     what, of = ("token", "its issuer") if principal.issuer else ("API key", "the operator")
-    message = f"this {what} expired at {when:%Y-%m-%d %H:%M:%S} UTC; ask {of} for a new one"
+    message = f"this {what} expired at {_in_utc(principal.expires_s)}; ask {of} for a new one"
     return ApiError(Reason.EXPIRED_API_KEY, message)
+
+
+def _in_utc(unix_s: float) -> str:
+    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _log(what: str, keys: Sequence[Principal]) -> None:
     """Log a key event for each of these keys."""
     for one in keys[:LOGGED_MAX]:
-        until = (
-            f", until {datetime.fromtimestamp(one.expires_s, UTC):%Y-%m-%d %H:%M:%S} UTC" if one.expires_s < inf else ""
-        )
-        logger.info(
-            "key sha256:%s of %s%s %s%s", one.digest.hex(), one.tenant, f" ({one.label})" * bool(one.label), what, until
-        )
+        label = f" ({one.label})" if one.label else ""
+        until = f", until {_in_utc(one.expires_s)}" if one.expires_s < inf else ""
+        logger.info("key sha256:%s of %s%s %s%s", one.digest.hex(), one.tenant, label, what, until)
     if len(keys) > LOGGED_MAX:
         logger.info("keys that are not listed: %d; each %s", len(keys) - LOGGED_MAX, what)
 

@@ -12,12 +12,8 @@ from gateway.usage.database import Database
 from gateway.usage.thread import DatabaseThread
 
 PAGE = 2000
-_CHANGED = "SELECT value FROM fairgate_notes WHERE name = 'keys'"
 _MARK = "INSERT INTO fairgate_notes VALUES ('keys', %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 _NOTE = "INSERT INTO fairgate_keys VALUES (%s, %s) ON CONFLICT (hash) DO UPDATE SET entry = excluded.entry"
-_FORGET = "DELETE FROM fairgate_keys WHERE hash = %s"
-_COUNT = "SELECT COUNT(*) FROM fairgate_keys"
-_ENTRY = "SELECT entry FROM fairgate_keys WHERE hash = %s"
 _PAGE = "SELECT hash, entry FROM fairgate_keys WHERE hash > %s ORDER BY hash LIMIT %s OFFSET %s"
 
 
@@ -30,10 +26,10 @@ class DatabaseKeys(KeyTable):
         self._database = database
 
     async def change_mark(self) -> bytes | None:
-        return await self._one(_CHANGED)
+        return await self._one("SELECT value FROM fairgate_notes WHERE name = 'keys'")
 
     async def entry(self, key_hash: str) -> bytes | None:
-        return await self._one(_ENTRY, key_hash)
+        return await self._one("SELECT entry FROM fairgate_keys WHERE hash = %s", key_hash)
 
     async def entries(self) -> AsyncIterator[tuple[bytes, bytes]]:
         last, after = "", 0
@@ -47,11 +43,11 @@ class DatabaseKeys(KeyTable):
     async def note(self, changes: Mapping[str, str | None]) -> None:
         def written(database: Database) -> None:
             with database.transaction() as step:
-                step.do_each(_FORGET, [(key_hash,) for key_hash in changes])
+                step.do_each("DELETE FROM fairgate_keys WHERE hash = %s", [(key_hash,) for key_hash in changes])
                 for key_hash, noted in changes.items():
                     if noted is not None:
                         step.do(_NOTE, (key_hash, noted))
-                [(count,)] = step.ask(_COUNT)
+                [(count,)] = step.ask("SELECT COUNT(*) FROM fairgate_keys")
                 if count > KEYS_MAX and any(noted is not None for noted in changes.values()):
                     raise StoreRefused(f"it holds {KEYS_MAX} keys already: revoke some that were issued before")
                 step.do(_MARK, (secrets.token_hex(8),))

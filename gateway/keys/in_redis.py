@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Mapping
 
 from gateway.keys.issued import KEYS_MAX, KeyTable
@@ -41,8 +42,8 @@ class RedisKeys(KeyTable):
                 return
 
     async def note(self, changes: Mapping[str, str | None]) -> None:
-        words: list[str | int] = [KEYS_MAX]
-        for key_hash, noted in changes.items():
-            words += ("forget", key_hash, "") if noted is None else ("note", key_hash, noted)
+        words: list[str | int] = [KEYS_MAX + 1]
+        for field, value in {**changes, CHANGED: secrets.token_hex(8)}.items():
+            words += ("forget", field, "") if value is None else ("note", field, value)
         if await self._store.run(_SCRIPT, [TABLE], words) == b"full":
             raise StoreRefused(f"{TABLE} holds {KEYS_MAX} keys already: revoke some that were issued before")

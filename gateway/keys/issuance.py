@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import PydanticCustomError
 
-from gateway.config.checks import checked_name
+from gateway.config.checks import is_name
 from gateway.config.model import Config
 from gateway.config.sections.keys import KeyConfig, hash_key, new_key
 from gateway.keys.issued import REVOKED, KeyTable, entry, read_entry
@@ -80,9 +79,8 @@ async def rotate(
     """
     tenant, old, is_named = await _find_key(table, config, old_hash)
     if is_named and grace_s:
-        raise KeyRefused(
-            "the config names this key, so its last day stands there: give it `expires`, or rotate at once"
-        )
+        advice = "give it `expires`, or rotate at once"
+        raise KeyRefused(f"the config names this key, so its last day stands there: {advice}")
     changed = {"hash": new_hash, "created": moment(unix_s), **({} if expires is None else {"expires": expires})}
     if old.quota is not None:
         changed["counted_as"] = old.counted_as or old.hash
@@ -159,9 +157,7 @@ async def _find_key(table: KeyTable, config: Config, key_hash: str) -> tuple[str
 
 def _nobody_of(config: Config, tenant: str, key: KeyConfig) -> str | None:
     """Return why no gateway of this config would accept a key of this tenant; None if they would."""
-    try:
-        checked_name(tenant)
-    except PydanticCustomError:
+    if not is_name(tenant):
         return "can have no tenant whose name is not 1 to 128 characters without spaces"
     if key.weight is None and tenant not in [each.name for each in config.tenants]:
         return f"has no tenant named {tenant!r}, and the key brings no weight"
@@ -175,9 +171,8 @@ def _check_use(config: Config, key: KeyConfig, unix_s: float) -> None:
     """
     if key.expires_s <= unix_s:
         raise KeyRefused(f"expires: {key.expires} is past")
-    engines = (
-        [model for pool in config.pools for model in pool.models] if all(pool.models for pool in config.pools) else []
-    )
+    are_known = all(pool.models for pool in config.pools)
+    engines = [model for pool in config.pools for model in pool.models] if are_known else []
     terms = [("models", model, [*engines, *config.aliases] if engines else []) for model in key.models or ()]
     terms += [("quota", model, engines) for model in (key.quota.per_model if key.quota is not None else ())]
     for term, model, served in terms:

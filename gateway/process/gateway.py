@@ -27,7 +27,7 @@ from gateway.http.server import HttpServer
 from gateway.http.sockets import listener_of_all_families, listening
 from gateway.http.tls.certificates import Certificates
 from gateway.http.tls.protocol import TlsProtocol
-from gateway.keys.identity import Keyring, MintedKey
+from gateway.keys.identity import Keyring
 from gateway.keys.issued import KeyReader
 from gateway.keys.stored_responses import StoredResponses
 from gateway.operator.admin_listener import admin_app, admin_runner, worker_app
@@ -135,7 +135,6 @@ class Gateway:
         self._session: aiohttp.ClientSession | None = None
         self._admin: web.AppRunner | None = None
         self._is_stopping = False
-        self._closing_logs = Tasks()
         self.reloading = Reloader(self, load)
 
     @property
@@ -149,9 +148,9 @@ class Gateway:
         return self._admin is not None and not self._is_stopping
 
     @property
-    def minted_keys(self) -> list[MintedKey]:
-        """Keys minted for this run, for tenants without keys in the config."""
-        return self._keyring.minted
+    def minted_keys(self) -> dict[str, str]:
+        """Keys minted for this run, by tenants without keys in the config."""
+        return self._keyring.held.minted
 
     def not_ready(self) -> list[str]:
         """Reasons why no traffic should come here; empty for a ready gateway."""
@@ -358,7 +357,7 @@ class Gateway:
         """Open the access log anew, at this target or at a new file of the same name. Raise OSError."""
         close = self._access_log.reopen(target)
         if close is not None:
-            self._closing_logs.start(asyncio.to_thread(close))
+            self._background.start(asyncio.to_thread(close))
 
     def _settled(self, record: RequestRecord, policy: str) -> None:
         """Tell all subscribers of an ended request."""
@@ -370,11 +369,6 @@ class Gateway:
 
     async def stop(self, drain_s: float) -> None:
         """Take no new connections, serve requests on open ones for up to `drain_s`, abort the rest, and close."""
-        await self._drain(drain_s)
-        await self._close()
-
-    async def _drain(self, limit_s: float) -> None:
-        """Take no new connections, serve requests on open ones for up to `limit_s`, and abort the rest."""
         self._is_stopping, server = True, self._server
         server.stop_accepting()
         await asyncio.sleep(0)  # a connection accepted in this turn of the loop is known to the server in the next
@@ -383,7 +377,7 @@ class Gateway:
             await self._lane.stop()
         loop = asyncio.get_running_loop()
         began_s = now = loop.time()
-        while now < began_s + limit_s and (
+        while now < began_s + drain_s and (
             self._is_busy() or server.awaits_requests(has_begun=now >= began_s + ARRIVAL_S)
         ):
             await asyncio.sleep(0.05)
@@ -393,6 +387,7 @@ class Gateway:
         if self._lane is not None:
             await self._lane.close()
         await server.close(1.0)
+        await self._close()
 
     def _is_busy(self) -> bool:
         return any(len(pool.dispatcher) for pool in self._pools.with_leaving())
@@ -419,5 +414,4 @@ class Gateway:
             await self.usage.close()
         if self.spans is not None:
             await asyncio.to_thread(self.spans.close)
-        await self._closing_logs.stop()
         await asyncio.to_thread(self._access_log.close)

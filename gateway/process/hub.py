@@ -14,22 +14,20 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from math import ceil
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aiohttp import web
 
 from gateway.config.model import Config
 from gateway.operator.admin_listener import admin_runner
 from gateway.operator.of_workers import WorkersClient, workers_app
+from gateway.process.supervisor import Child, reloaded
 from gateway.storage.hub.exchange_server import ExchangeServer
 from gateway.storage.store_errors import StoreError
 from gateway.telemetry.background import Tasks
 from policies.limits.quotas import WINDOWS
 from policies.limits.sliding_counts import NOTHING
 from policies.replicas.messages import CountDelta
-
-if TYPE_CHECKING:
-    from gateway.process.supervisor import Child
 
 logger = logging.getLogger("fairgate")
 
@@ -47,8 +45,6 @@ async def serve_hub(config: Config, load: Callable[[], Config] | None, child: Ch
 
     `load`: reads the config again.
     """
-    from gateway.process.supervisor import reloaded
-
     run_directory = child.worker_slot.run_directory
     loop = asyncio.get_running_loop()
     supervisor = os.getppid()

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 from gateway.config.model import Config
 from gateway.operator.operated import OperatedGateway
+from gateway.operator.snapshots.of_replicas import Replicas
+from gateway.pool.learned import LearnedSync
 from gateway.pool.pools import pool_identities_of
+from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
+from gateway.pool.replication.ticker import SyncRounds
 from gateway.telemetry.background import Tasks
 
 if TYPE_CHECKING:
     from gateway.keys.issued import KeyTable
     from gateway.keys.stored_responses import StoredResponses
-    from gateway.operator.snapshots.of_replicas import Replicas
-    from gateway.pool.replication.ticker import SyncRounds
     from gateway.storage.hub.run_directory import WorkerSlot
     from gateway.storage.store import Store
 
@@ -39,11 +41,6 @@ def replicate(
     gateway: OperatedGateway, responses: StoredResponses, store: Store, background: Tasks, slot: WorkerSlot | None
 ) -> tuple[Sequence[SyncRounds], Replicas]:
     """Start the sync rounds, the prefix broadcasts and the answers to questions of other gateways, and return them."""
-    from gateway.operator.snapshots.of_replicas import Replicas
-    from gateway.pool.learned import LearnedSync
-    from gateway.pool.replication.prefix_broadcast import PrefixBroadcast
-    from gateway.pool.replication.ticker import SyncRounds
-
     config, shared, pools = gateway.config, gateway.shared, gateway.pools
     dispatchers = [pool.dispatcher for pool in pools]
     rounds = [SyncRounds.of_pool(store, pool.name, pool.dispatcher) for pool in pools]

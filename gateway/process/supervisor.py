@@ -23,7 +23,7 @@ from gateway.config.load import ConfigError, Fault
 from gateway.config.model import Config
 from gateway.config.sections.keys import KeyConfig, hash_key
 from gateway.http.sockets import listener, listening
-from gateway.keys.identity import Keyring, MintedKey
+from gateway.keys.identity import Keyring
 from gateway.process import systemd
 from gateway.storage.hub.run_directory import RunDirectory, WorkerSlot
 
@@ -72,17 +72,15 @@ def share_of(config: Config, index: int) -> Config:
         if (bound := getattr(limits, name)) is not None
     }
     return config.model_copy(
-        update={
-            "state_file": config.state_file if index == 0 else None,
-            "limits": limits.model_copy(update=own),
-        }
+        update={"state_file": config.state_file if index == 0 else None, "limits": limits.model_copy(update=own)}
     )
 
 
-def with_keys(config: Config) -> tuple[Config, list[MintedKey]]:
-    """Return the configuration with a key for every tenant, minted once, so that all workers have the same keys."""
-    minted = Keyring(config.tenants, open_access=config.open_access, mints=not config.issues_keys).minted
-    return _filled(config, {each.tenant: (KeyConfig(hash=hash_key(each.key)),) for each in minted}), minted
+def with_keys(config: Config) -> tuple[Config, dict[str, str]]:
+    """Return the configuration with a key for every tenant, minted once, so that all workers have the same keys; and
+    the minted keys by tenant."""
+    minted = Keyring(config.tenants, open_access=config.open_access, mints=not config.issues_keys).held.minted
+    return _filled(config, {tenant: (KeyConfig(hash=hash_key(key)),) for tenant, key in minted.items()}), minted
 
 
 def with_known_keys(config: Config, before: Config) -> Config:
@@ -134,13 +132,8 @@ def supervise(
         announce(int(listeners[0][0].getsockname()[1]), int(admin.getsockname()[1]))
         systemd.notify("READY=1")  # clients can connect; each worker accepts as soon as it serves
         liveness_pipe, held = os.pipe()
-        hub = Child(
-            "the hub",
-            serve_hub,
-            WorkerSlot(-1, run_directory),
-            (open_unix_listener(run_directory.exchange), admin),
-            liveness_pipe,
-        )
+        of_hub = (open_unix_listener(run_directory.exchange), admin)
+        hub = Child("the hub", serve_hub, WorkerSlot(-1, run_directory), of_hub, liveness_pipe)
         workers = [
             Child(f"worker {index}", serve, WorkerSlot(index, run_directory), own, liveness_pipe)
             for index, own in enumerate(listeners)
@@ -245,9 +238,8 @@ def _start(child: Child, children: list[Child], config: Config, held: int) -> No
                 for listener in other.listeners:
                     listener.close()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the process serves
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # Ctrl-C reaches the whole group; the supervisor passes on one signal
+        # Ctrl-C reaches the whole group; the supervisor passes on one signal.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         child.serve(config, child)
         status = 0

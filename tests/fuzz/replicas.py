@@ -28,7 +28,6 @@ from gateway.pool.replication.ticker import SyncRounds
 from gateway.storage.hub.exchange_server import ExchangeServer, _Worker
 from gateway.storage.hub.hub_store import _Hub
 from gateway.storage.hub.run_directory import RunDirectory
-from gateway.storage.hub.wire import Frames
 from gateway.storage.redis.redis_store import RedisStore
 from gateway.storage.store import PoolIdentity, Store
 from gateway.storage.store_errors import StoreError, StoreUnavailable
@@ -102,49 +101,44 @@ def _request(name: str) -> Request:
 def read_frames(data: bytes) -> None:
     """Whatever a worker says, the hub answers the others as ever; whatever a hub says, its worker goes on."""
     server = ExchangeServer(MEETING)
-    good, other = _Ours(server), _Worker(server)
+    good = _Ours(server)
     good.exchange()
-    for end in (other, _Hub(lambda: None)):
-        end.connection_made(Transport())
+    in_loop(_from_both_ends(server, data))
+    good.exchange()
+
+
+async def _from_both_ends(server: ExchangeServer, data: bytes) -> None:
+    """Hear this from a worker, and from a hub."""
+    for is_hub in (False, True):
+        reader = asyncio.StreamReader()
+        writer = asyncio.StreamWriter(Transport(), asyncio.Protocol(), reader, asyncio.get_running_loop())
+        end = (
+            _Hub(reader, writer, lambda: None).reading if is_hub else asyncio.create_task(server.serve(reader, writer))
+        )
         for piece in pieces(data):
-            if end.transport is None or end.transport.is_closing():
-                break
-            end.data_received(piece)
-        end.connection_lost(None)
-    good.exchange()
+            reader.feed_data(piece)
+            await asyncio.sleep(0)
+        reader.feed_eof()
+        await end
 
 
 class _Ours:
     """A worker that says what makes sense, and must be answered."""
 
     def __init__(self, server: ExchangeServer) -> None:
-        self.end = _Worker(server)
+        self.server = server
+        self.worker = _Worker(cast(asyncio.StreamWriter, None))
         self.replica = Gateway().of_pool()
         self.number = 0
-        self.written = b""
-        transport = Transport(self._take)
-        self.end.connection_made(transport)
-        self.transport = transport
-
-    def _take(self, data: bytes) -> None:
-        self.written += data
 
     def exchange(self) -> None:
         self.number += 1
-        self.written = b""
         report = self.replica.report(float(self.number))
-        _say(self.end, [self.number, "exchange", "ours", "p", self.number, msgspec.msgpack.encode(report)])
-        assert not self.transport.is_closing()
-        number, content = msgspec.msgpack.decode(self.written[4:])
-        assert number == self.number
+        asked = ["ours", "p", self.number, msgspec.msgpack.encode(report)]
+        content = self.server.answer(self.worker, "exchange", asked)
         view = msgspec.msgpack.decode(content, type=ReplicaView)
         assert is_answer(view, report)
         self.replica.receive(view, float(self.number), float(self.number))
-
-
-def _say(end: Frames, value: list[Any]) -> None:
-    content = msgspec.msgpack.encode(value)
-    end.data_received(len(content).to_bytes(4, "big") + content)
 
 
 # --- replicas and their store ---

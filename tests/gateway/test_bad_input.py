@@ -128,7 +128,7 @@ async def test_a_client_of_messages_gets_anthropic_s_form(start: Starter) -> Non
     fields: dict[str, Any] = {"tenants": [{"name": "t"}], "limits": {"body_bytes_max": 262_144}}
     async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
         for body, key, status, kind in MESSAGES_CASES.values():
-            known = {"x_api_key": live.gateway.minted_keys[0].key} if key else {}
+            known = {"x_api_key": next(iter(live.gateway.minted_keys.values()))} if key else {}
             got: Answer = await live.ask("/v1/messages", body, key=None, **known)
             assert (got.status, got.json["type"], got.error["type"]) == (status, "error", kind), body
             assert got.error["message"], body

@@ -39,7 +39,7 @@ async def test_only_named_origins_may_call(
         await peer.send(STREAM if seen.json.get("stream") else OK)
 
     async with Upstream(script) as upstream, start(upstream.url, cors_origins=origins, tenants=tenants) as live:
-        key = live.gateway.minted_keys[0].key
+        key = next(iter(live.gateway.minted_keys.values()))
         for path, body, sent, status in (
             (CHAT, chat(), key, 200),
             (CHAT, chat(stream=True), key, 200),

@@ -228,7 +228,7 @@ async def test_neither_words_nor_keys_are_in_the_log_or_in_the_metrics(start: St
     secret = "xyzzy-plugh"
     tenants = [{"name": "t"}]
     async with simulated(time_scale=0) as sim, start(sim.url, tenants=tenants) as live:
-        key = live.gateway.minted_keys[0].key
+        key = next(iter(live.gateway.minted_keys.values()))
         for path, body in (
             ("/v1/chat/completions", chat(secret, stream=True, max_tokens=5)),
             ("/v1/chat/completions", chat(secret, max_tokens=5)),

@@ -142,8 +142,8 @@ def test_an_issued_key_of_a_tenant_that_the_file_never_had_survives_the_removal_
 
 
 def test_with_redis_no_key_is_minted_that_only_one_replica_would_know() -> None:
-    assert [each.tenant for each in Keyring(TENANTS, open_access=False).minted] == ["bob"]
-    assert Keyring(TENANTS, open_access=False, mints=False).minted == []
+    assert [*Keyring(TENANTS, open_access=False).held.minted] == ["bob"]
+    assert Keyring(TENANTS, open_access=False, mints=False).held.minted == {}
 
 
 @pytest.mark.parametrize(

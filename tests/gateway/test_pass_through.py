@@ -219,7 +219,7 @@ async def test_every_api_that_it_knows(start: Starter) -> None:
 
 async def test_the_error_classes(start: Starter) -> None:
     async with simulated() as sim, start(sim.url, tenants=[{"name": "t"}]) as live:
-        key = live.gateway.minted_keys[0].key
+        key = next(iter(live.gateway.minted_keys.values()))
         async with client(live, key) as api, client(live, "wrong") as stranger:
             with pytest.raises(openai.AuthenticationError) as unknown:
                 await stranger.completions.create(model=MODEL, prompt="x")

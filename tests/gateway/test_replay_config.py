@@ -154,7 +154,7 @@ def test_a_file_that_is_no_configuration_is_answered_with_its_faults(log: Path) 
 async def test_the_access_log_of_a_gateway_goes_into_a_replay_as_it_is(start: Starter) -> None:
     tenants = [{"name": "light", "weight": 3.0}, {"name": "heavy"}]
     async with simulated() as sim, start(sim.url, tenants=tenants) as live:
-        keys = {minted.tenant: minted.key for minted in live.gateway.minted_keys}
+        keys = live.gateway.minted_keys
         body = {"max_tokens": 12, "ignore_eos": True, "user": "somebody"}
         asked = [("heavy", chat("x" * 400, stream=number % 2 == 0, **body)) for number in range(20)]
         asked.append(("light", chat("x" * 40, **body)))

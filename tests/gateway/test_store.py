@@ -216,8 +216,11 @@ def test_any_name_of_a_pool_has_one_tag_of_its_own() -> None:
 # --- commands ---
 
 
-async def test_a_command_that_is_not_answered_fails_and_its_answer_is_never_taken_for_another() -> None:
-    async with RedisServer() as redis, opened(redis.url, deadline_s=0.05) as store:
+async def test_a_command_that_is_not_answered_fails_and_its_answer_is_never_taken_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.storage.redis.redis_connection.DEADLINE_S", 0.05)
+    async with RedisServer() as redis, opened(redis.url) as store:
         assert await store.run(ECHO, [KEY], ["before"]) == b"before"
         redis.pause()
         with pytest.raises(StoreUnavailable, match=r"no answer within 0\.05 s"):
@@ -232,7 +235,8 @@ async def test_an_answer_that_came_while_this_process_stood_still_is_no_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("gateway.storage.redis.redis_connection.CONNECT_S", 0.2)
-    async with RedisServer() as redis, opened(redis.url, deadline_s=0.2) as store:
+    monkeypatch.setattr("gateway.storage.redis.redis_connection.DEADLINE_S", 0.2)
+    async with RedisServer() as redis, opened(redis.url) as store:
         assert await stood_still(store.run(ECHO, [KEY], ["x"]), 0.3) == b"x"
         other = pool_key("other", "counter")
         assert (
@@ -264,9 +268,10 @@ async def test_after_a_failure_nothing_is_tried_for_a_while() -> None:
             assert await answered(store, "x") == b"x"
 
 
-async def test_a_caller_that_gives_up_leaves_the_connection_usable() -> None:
+async def test_a_caller_that_gives_up_leaves_the_connection_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.storage.redis.redis_connection.DEADLINE_S", 5)
     async with RedisServer() as redis, Proxy(redis.port) as proxy:
-        async with opened(f"redis://127.0.0.1:{proxy.port}", deadline_s=5) as store:
+        async with opened(f"redis://127.0.0.1:{proxy.port}") as store:
             proxy.delay_s = 0.05
             accepted = proxy.accepted
             for count in range(5):
@@ -311,14 +316,16 @@ async def test_what_redis_answers_instead_is_never_a_crash() -> None:
 
 
 @pytest.mark.parametrize("garbage", ["HTTP/1.1", "-MOVED x y", "-MOVED 1", ":abc", "$9\r\nab", "*-7", "-", "\0"])
-async def test_an_answer_that_is_none_is_never_a_crash(garbage: str) -> None:
+async def test_an_answer_that_is_none_is_never_a_crash(garbage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.storage.redis.redis_connection.DEADLINE_S", 0.05)
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(65536):
             writer.write(garbage.encode() + b"\r\n")
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    store = RedisStore(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", (POOL,), deadline_s=0.05)
+    store = RedisStore(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", (POOL,))
     store._not_open = None  # it went mad later
     for _ in range(2):
         with pytest.raises(StoreUnavailable):

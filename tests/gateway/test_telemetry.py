@@ -25,7 +25,7 @@ from tests.kit.usage import OK
 
 async def test_a_line_has_the_documented_fields(start: Starter) -> None:
     async with simulated(time_scale=0) as sim, start(sim.url, tenants=[{"name": "t"}]) as live:
-        key = live.gateway.minted_keys[0].key
+        key = next(iter(live.gateway.minted_keys.values()))
         whole = await live.ask("/v1/chat/completions", chat(max_tokens=5, ignore_eos=True), key=key)
         stream = await live.ask("/v1/chat/completions", chat(stream=True, max_tokens=6, ignore_eos=True), key=key)
         lines = await live.lines(2)
@@ -47,7 +47,7 @@ async def test_a_line_has_the_documented_fields(start: Starter) -> None:
 async def test_tokens_are_counted_once_by_kind(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=[{"name": "t"}]) as live:
         for _ in range(3):
-            await live.ask("/v1/chat/completions", chat(), key=live.gateway.minted_keys[0].key)
+            await live.ask("/v1/chat/completions", chat(), key=next(iter(live.gateway.minted_keys.values())))
         metrics = await live.metrics()
         tokens = {name[1]: value for name, value in metrics.items() if name[0] == "fairgate_tokens_total"}
         assert tokens == {"input": 21, "output": 6, "cached": 12}

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from gateway.config.model import Config, TenantConfig
+from gateway.config.model import TenantConfig
 from gateway.config.sections.keys import hash_key
+from gateway.config.sections.limits import ModelQuotasConfig
 from gateway.config.sections.services import UsageConfig
 from gateway.http.errors import ApiError
 from gateway.keys.identity import Keyring
@@ -61,7 +62,7 @@ async def test_a_limit_of_a_day_goes_on_after_a_restart(start: Starter, usage_ur
 
 
 async def takes_over(gateway: Gateway, quota: dict[str, int]) -> Quotas:
-    await gateway.take_over(Config.model_validate({**gateway.config.model_dump(), "quota": quota}))
+    await gateway.take_over(gateway.config.model_copy(update={"quota": ModelQuotasConfig.model_validate(quota)}))
     assert gateway.shared.quotas is not None
     return gateway.shared.quotas
 

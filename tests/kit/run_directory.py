@@ -15,8 +15,7 @@ WORKERS = 2
 def hang_up(server: ExchangeServer) -> None:
     """Close the connections of all workers."""
     for worker in list(server.connections):
-        assert worker.transport is not None
-        worker.transport.close()
+        worker.writer.close()
 
 
 @asynccontextmanager

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
-from gateway.config.checks import Name, not_empty
+from gateway.config.checks import Name, NotEmpty
 from gateway.config.section import Section, settings_from, with_class
 from policies.interactions import InteractionSettings
 
@@ -42,7 +42,7 @@ Service = Annotated[float, Field(gt=0, le=1e12)]
 PerStage = Annotated[
     tuple[Service, ...],
     BeforeValidator(_as_tuple, json_schema_input_type=Service | tuple[Service, ...]),
-    AfterValidator(not_empty),
+    NotEmpty,
 ]
 
 

@@ -41,12 +41,9 @@ class GroupConfig(TreeNodeConfig):
 
 def tree_of(groups: Sequence[TreeNodeConfig], tenants: Sequence[TreeNodeConfig]) -> Tree:
     """Return the tree that these sections, free of contradictions, describe."""
-    by_name = {group.name: group for group in groups}
-    placed: dict[str, TreePlace] = {}
-    while len(placed) < len(by_name):
-        for name, group in by_name.items():
-            if name not in placed and (group.group is None or group.group in placed):
-                placed[name] = _place(group)
+    around = groups_around(groups, groups)
+    outermost_first = sorted(groups, key=lambda group: len(around[group.name]))
+    placed = {group.name: _place(group) for group in outermost_first}
     return Tree(placed, {one.name: _place(one) for one in tenants if not one.model_fields_set <= _USUAL})
 
 

@@ -10,13 +10,16 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from gateway.config.checks import Name, checked_hash, fault, not_empty, unique, url_parts
+from gateway.config.checks import Name, NotEmpty, checked_hash, fault, unique, url_parts
 from gateway.config.section import Section, with_class
 from gateway.config.sections.limits import ModelQuotasConfig
 
 KEY_CHARACTERS_MIN = 24
 KEY_CHARACTERS_DIFFERENT_MIN = 10
 LABEL_CHARACTERS_MAX = 100
+_ISSUER_URL = "the url that the issuer writes into its tokens, such as https://login.example.com/"
+_KEYS_URL = "the http(s) url of the issuer's keys, such as https://login.example.com/jwks.json"
+Names = Annotated[tuple[Name, ...], AfterValidator(unique), NotEmpty]
 
 
 def hash_key(key: str) -> str:
@@ -78,16 +81,12 @@ class KeyConfig(Section):
 
     hash: Annotated[str, AfterValidator(checked_hash)]
     """sha256: and 64 hex digits, as `fairgate keys hash` prints it."""
-    apps: Annotated[tuple[Name, ...], AfterValidator(unique), AfterValidator(not_empty)] = Field(
-        default=("default",), strict=False, max_length=1000, json_schema_extra={"minItems": 1}
-    )
+    apps: Names = Field(default=("default",), strict=False, max_length=1000, json_schema_extra={"minItems": 1})
     """Apps that the key may use; a request that names no app is for the first."""
     expires: Annotated[str, AfterValidator(_checked_expiry)] | None = None
     """Last day of the key by UTC, such as 2027-01-31, or a time with its zone, such as 2027-01-31T12:00:00Z. Default:
     never."""
-    models: Annotated[tuple[Name, ...], AfterValidator(unique), AfterValidator(not_empty)] | None = Field(
-        default=None, strict=False, max_length=1000
-    )
+    models: Names | None = Field(default=None, strict=False, max_length=1000)
     """Models that the key may use; others do not exist for it. Default: all."""
     weight: float | None = Field(default=None, gt=0, le=1000)
     """Weight of the tenant in requests with this key. Default: that of the tenant."""
@@ -131,20 +130,13 @@ def _url_that_is(what: str) -> AfterValidator:
 class IssuerConfig(Section):
     """An issuer of tokens (OpenID Connect). pip install 'fairgate[jwt]'."""
 
-    issuer: Annotated[
-        str, _url_that_is("the url that the issuer writes into its tokens, such as https://login.example.com/")
-    ]
+    issuer: Annotated[str, _url_that_is(_ISSUER_URL)]
     """Exact value of `iss` in its tokens."""
     audience: Name
     """Required value in `aud` of its tokens."""
-    jwks_url: (
-        Annotated[
-            str, _url_that_is("the http(s) url of the issuer's keys, such as https://login.example.com/jwks.json")
-        ]
-        | None
-    ) = None
+    jwks_url: Annotated[str, _url_that_is(_KEYS_URL)] | None = None
     """URL of its keys (RFC 7517). Default: from its /.well-known/openid-configuration."""
-    algorithms: Annotated[tuple[Algorithm, ...], AfterValidator(unique), AfterValidator(not_empty)] = Field(
+    algorithms: Annotated[tuple[Algorithm, ...], AfterValidator(unique), NotEmpty] = Field(
         default=("RS256", "ES256"), strict=False, json_schema_extra={"minItems": 1}
     )
     """Accepted signature algorithms."""

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from gateway.config.checks import fault, not_empty, unique
+from gateway.config.checks import NotEmpty, fault, unique
 from gateway.config.paths import MANAGEMENT
 from gateway.config.section import Section
 
@@ -44,7 +44,7 @@ class RouteConfig(Section):
     path: Annotated[str, AfterValidator(_checked_path)]
     """Path, such as /v1/images/generations; a * stands for one step: /v1/videos/*."""
     methods: Annotated[
-        tuple[Literal["GET", "POST", "PUT", "PATCH", "DELETE"], ...], AfterValidator(unique), AfterValidator(not_empty)
+        tuple[Literal["GET", "POST", "PUT", "PATCH", "DELETE"], ...], AfterValidator(unique), NotEmpty
     ] = Field(default=("POST",), strict=False, json_schema_extra={"minItems": 1})
     """Allowed methods. HEAD comes with GET."""
     treatment: Literal["generate", "compute", "pass"]

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationInfo,
-    create_model,
-    field_validator,
-    model_serializer,
-)
+from pydantic import Field, ValidationInfo, create_model, field_validator
 
 from gateway.config.checks import fault
 from gateway.config.section import Section, field_of
@@ -42,8 +35,7 @@ class _Named(Section):
     """Order of requests. A setting that the policy does not have is a fault."""
 
     name: PolicyName = Field(
-        default="fairserve",
-        description="\n".join(f"{name}: {entry.summary}." for name, entry in POLICIES.items()),
+        default="fairserve", description="\n".join(f"{name}: {entry.summary}." for name, entry in POLICIES.items())
     )
 
     placement: PlacementName | None = Field(
@@ -64,13 +56,9 @@ class _Named(Section):
             raise fault(f"is not a setting of {name}, but of {having}")
         return value
 
-    @model_serializer(mode="wrap")
-    def _what_was_set(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in whole(self).items() if value is not None}
-
     def settings(self) -> dict[str, Any]:
         """Return the settings that are set, by name."""
-        return self.model_dump(exclude={"name", "placement"})
+        return self.model_dump(exclude={"name", "placement"}, exclude_none=True)
 
 
 def _field(name: str) -> Any:

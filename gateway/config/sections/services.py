@@ -39,12 +39,11 @@ def _checked_redis(url: SecretStr) -> SecretStr:
         host, port, options = parts.hostname, parts.port, parse_qsl(parts.query, keep_blank_values=True)
     except ValueError:
         raise fault(_REDIS + _ESCAPES) from None
-    if not re.fullmatch(r"[!-~]+", text) or parts.fragment or port == 0:
+    has_server = scheme == "unix" or (host and re.fullmatch(r"(/[0-9]{0,5})?", parts.path))
+    if not re.fullmatch(r"[!-~]+", text) or parts.fragment or port == 0 or not has_server:
         raise fault(_REDIS + _ESCAPES)
     if scheme == "unix" and (host or len(parts.path) < 2):
         raise fault("should name the file of the socket: unix:///PATH, or unix://USER:PASSWORD@/PATH")
-    if scheme != "unix" and not (host and re.fullmatch(r"(/[0-9]{0,5})?", parts.path)):
-        raise fault(_REDIS + _ESCAPES)
     for name, value in options:
         _check_option(scheme, name, value)
     return url

@@ -10,13 +10,14 @@ import asyncio
 import logging
 import socket
 import time
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
 import msgspec
 
 from gateway.storage.hub.run_directory import RunDirectory
 from gateway.storage.hub.script_store import ScriptStore
-from gateway.storage.hub.wire import Frames
+from gateway.storage.hub.wire import BROKEN, receive, send
 from gateway.storage.store import ALL_POOLS
 from policies.replicas.messages import CountDelta, ReplicaReport
 
@@ -39,6 +40,15 @@ _ARGUMENTS: Final[dict[str, Any]] = {
 }
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Worker:
+    """A connected worker."""
+
+    writer: asyncio.StreamWriter
+    names: set[tuple[str, str]] = field(default_factory=set)
+    """Names under which the worker reported, and pools that it reported about."""
+
+
 class ExchangeServer:
     """State that workers share, and their connections."""
 
@@ -51,8 +61,28 @@ class ExchangeServer:
 
     async def listen(self, listener: socket.socket) -> asyncio.Server:
         """Accept connections until the returned server is closed."""
-        self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Worker(self), sock=listener)
-        return self._server
+        return await asyncio.start_unix_server(self.serve, sock=listener)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one worker until its connection ends, and release its grants."""
+        if len(self.connections) >= self.connections_max:
+            logger.warning("the hub refused a connection: the workers have too many open")
+            writer.close()
+            return
+        worker = _Worker(writer)
+        self.connections.add(worker)
+        try:
+            while True:
+                number, what, *arguments = await receive(reader)
+                answer = self.answer(worker, what, arguments)
+                if number:
+                    send(writer, [number, answer])
+        except BROKEN:
+            writer.transport.abort()
+        finally:
+            self.connections.discard(worker)
+            for me, pool in worker.names:
+                self.about(pool).leave(me)
 
     def about(self, pool: str) -> ScriptStore:
         """Return the shared state of one pool, or of all pools."""
@@ -92,40 +122,6 @@ class ExchangeServer:
                 self._learned[pool] = content
             case "news", (pool, content):
                 for other in self.connections - {worker}:
-                    other.send([0, pool, content])
+                    send(other.writer, [0, pool, content])
                 return len(self.connections)
         return None
-
-    def gone(self, worker: _Worker) -> None:
-        """Release a worker's grants at the end of its connection, which ends with the worker."""
-        self.connections.discard(worker)
-        for me, pool in worker.names:
-            self.about(pool).leave(me)
-
-
-class _Worker(Frames):
-    """The hub's end of one connection."""
-
-    def __init__(self, server: ExchangeServer) -> None:
-        super().__init__()
-        self.names: set[tuple[str, str]] = set()
-        """Names under which the worker reported, and pools that it reported about."""
-        self._server = server
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        if len(self._server.connections) >= self._server.connections_max:
-            logger.warning("the hub refused a connection: the workers have too many open")
-            transport.close()
-            return
-        self._server.connections.add(self)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self in self._server.connections:
-            self._server.gone(self)
-
-    def received(self, value: list[Any]) -> None:
-        number, what, *arguments = value
-        answer = self._server.answer(self, what, arguments)
-        if number:
-            self.send([number, answer])

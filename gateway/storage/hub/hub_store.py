@@ -12,7 +12,7 @@ from typing import Any, Final
 from prometheus_client.metrics_core import Metric
 
 from gateway.storage.hub.run_directory import RunDirectory
-from gateway.storage.hub.wire import Frames
+from gateway.storage.hub.wire import BROKEN, receive, send
 from gateway.storage.in_time import finish_in_time
 from gateway.storage.store import PoolIdentity
 from gateway.storage.store_errors import StoreUnavailable
@@ -38,24 +38,20 @@ class HubStore:
         self.fault: str | None = "the hub was not asked yet"
         self._path = run_directory.exchange
         self._connection: _Hub | None = None
-        self._ended = asyncio.Event()
         self._is_closed = False
 
     async def open(self) -> None:
         try:
-            _, connection = await asyncio.get_running_loop().create_unix_connection(
-                lambda: _Hub(self._lost), self._path
-            )
+            reader, writer = await asyncio.open_unix_connection(self._path)
         except OSError as error:
             self._log_fault(f"the hub cannot be reached: {os.strerror(error.errno) if error.errno else error}")
             raise StoreUnavailable(self.fault or "") from None
-        self._connection = connection
-        self._ended.clear()
+        self._connection = _Hub(reader, writer, self._lost)
         self._log_fault(None)
 
     async def run_once(self) -> None:
         if self._connection is not None:
-            await self._ended.wait()
+            await asyncio.wait({self._connection.reading})
         await asyncio.sleep(RETRY_S)
         try:
             await self.open()
@@ -83,7 +79,7 @@ class HubStore:
         hub = self._hub()
         hub.listeners.setdefault(pool, []).append(received)
         try:
-            await self._ended.wait()
+            await asyncio.wait({hub.reading})
         finally:
             hub.listeners[pool].remove(received)
 
@@ -92,8 +88,8 @@ class HubStore:
 
     async def close(self) -> None:
         self._is_closed = True
-        if self._connection is not None and self._connection.transport is not None:
-            self._connection.transport.close()
+        if self._connection is not None:
+            self._connection.writer.close()
 
     def _hub(self) -> _Hub:
         if self._connection is None:
@@ -111,7 +107,6 @@ class HubStore:
 
     def _lost(self) -> None:
         self._connection = None
-        self._ended.set()
         if not self._is_closed:
             self._log_fault("the hub has ended the connection")
 
@@ -124,11 +119,12 @@ class HubStore:
             logger.warning("state is not shared, this worker goes on with what it knows: %s", fault)
 
 
-class _Hub(Frames):
-    """A worker's end of the connection."""
+class _Hub:
+    """A worker's end of one connection, which lasts as long as `reading`."""
 
-    def __init__(self, lost: Callable[[], None]) -> None:
-        super().__init__()
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lost: Callable[[], None]) -> None:
+        self.writer = writer
+        self.reading = asyncio.create_task(self._read(reader))
         self.listeners: dict[str, list[Callable[[bytes], None]]] = {}
         self._lost = lost
         self._asked: dict[int, asyncio.Future[bytes | int | None]] = {}
@@ -143,15 +139,27 @@ class _Hub(Frames):
         answer: asyncio.Future[bytes | int | None] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
         try:
-            self.send([number, *question])
+            send(self.writer, [number, *question])
             return await finish_in_time(answer, DEADLINE_S)
         except TimeoutError:
             raise StoreUnavailable(f"the hub has not answered within {DEADLINE_S:g} s") from None
         finally:
             del self._asked[number]
 
-    def received(self, value: list[Any]) -> None:
-        number, *rest = value
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Take what the hub sends until the connection ends."""
+        try:
+            while True:
+                self._received(*await receive(reader))
+        except BROKEN:
+            self.writer.transport.abort()
+        finally:
+            for asked in self._asked.values():
+                if not asked.done():
+                    asked.set_exception(StoreUnavailable("the hub has ended the connection"))
+            self._lost()
+
+    def _received(self, number: Any, *rest: Any) -> None:
         if number:
             [answer] = rest
             if not isinstance(answer, bytes | int | None):
@@ -163,9 +171,3 @@ class _Hub(Frames):
         pool, content = rest
         for received in self.listeners.get(pool, ()):
             received(content)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        for asked in self._asked.values():
-            if not asked.done():
-                asked.set_exception(StoreUnavailable("the hub has ended the connection"))
-        self._lost()

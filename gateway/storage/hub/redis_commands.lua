@@ -13,6 +13,7 @@ local function put(key, value, ms)
 end
 
 local commands = {
+  TIME = function() return { 0, now_ms * 1000 } end,
   GET = value_of,
   SET = function(key, value, _, ms) put(key, value, ms) end,
   DEL = function(key) kept[key] = nil end,
@@ -67,9 +68,9 @@ cjson = { null = python.none }
 -- Values stay tables. The script changes a table that it has unpacked, but no table inside.
 cmsgpack = { pack = function(value) return value end, unpack = copied }
 
--- Run the script with these arguments, of which the last one is the time.
-return function(script, arguments)
-  ARGV, now_ms = arguments, arguments[4]
+-- Run the script with these arguments at this time.
+return function(script, arguments, time_ms)
+  ARGV, now_ms = arguments, time_ms
   if math.abs(now_ms - swept_ms) >= SWEEP_MS then
     swept_ms = now_ms
     for key in pairs(kept) do

@@ -29,9 +29,8 @@ class RunDirectory:
         try:
             directory = tempfile.mkdtemp(prefix="fairgate-")  # mode 0700
         except OSError as error:
-            raise OSError(
-                f"{error.strerror or error}: {tempfile.tempdir or 'no directory for temporary files'}; {advice}"
-            ) from None
+            where = tempfile.tempdir or "no directory for temporary files"
+            raise OSError(f"{error.strerror or error}: {where}; {advice}") from None
         if len(os.fsencode(directory)) + len("/worker-255") > PATH_BYTES_MAX:
             os.rmdir(directory)
             raise OSError(f"{directory} is too long for the address of a socket; set TMPDIR to a shorter one")

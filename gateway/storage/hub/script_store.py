@@ -31,9 +31,9 @@ class ScriptStore:
 
         Raise ValueError for a report with a number that cannot be counted.
         """
-        arguments = self.lua.table_from([me, number, _decode(report), now_ms], recursive=True)
+        arguments = self.lua.table_from([me, number, _decode(report)], recursive=True)
         try:
-            return _encode(_plain(self._run(self._script, arguments)))
+            return _encode(_plain(self._run(self._script, arguments, now_ms)))
         except LuaError as error:
             raise ValueError(str(error).partition("\n")[0]) from None
 

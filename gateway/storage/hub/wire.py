@@ -7,7 +7,7 @@ hub: `[0, pool, content]`.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 
@@ -16,52 +16,26 @@ FRAME_BYTES_MAX: Final = 17 * 1024 * 1024
 UNREAD_BYTES_MAX: Final = 2 * FRAME_BYTES_MAX
 """Unread bytes that show a hanging peer, whose connection is closed."""
 LENGTH_BYTES: Final = 4
+BROKEN: Final = (OSError, EOFError, ValueError, TypeError, ArithmeticError, RecursionError)
+"""Errors that end a connection: the peer has gone, or has sent what makes no sense."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder().decode
+_decode = msgspec.msgpack.Decoder(list[Any]).decode
 
 
-class Frames(asyncio.Protocol):
-    """An end of a connection. Subclasses handle frames in `received`."""
+async def receive(reader: asyncio.StreamReader) -> list[Any]:
+    """Return the next value. Raise an error of `BROKEN` if none comes."""
+    length = int.from_bytes(await reader.readexactly(LENGTH_BYTES))
+    if length > FRAME_BYTES_MAX:
+        raise ValueError(f"a frame of {length} bytes")
+    return _decode(await reader.readexactly(length))
 
-    def __init__(self) -> None:
-        self.transport: asyncio.Transport | None = None
-        self._buffer = bytearray()
 
-    def received(self, value: list[Any]) -> None:
-        """Handle a frame. A ValueError, TypeError or ArithmeticError closes the connection."""
-        raise NotImplementedError
-
-    def send(self, value: list[Any]) -> None:
-        """Send a value. Do nothing on a closed connection."""
-        if self.transport is None or self.transport.is_closing():
-            return
-        content = _encode(value)
-        self.transport.write(len(content).to_bytes(LENGTH_BYTES, "big") + content)
-        if self.transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
-            self.transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's transport has another base class
-
-    def data_received(self, data: bytes) -> None:
-        buffer = self._buffer
-        buffer += data
-        begin = 0
-        try:
-            while len(buffer) - begin >= LENGTH_BYTES:
-                length = int.from_bytes(buffer[begin : begin + LENGTH_BYTES], "big")
-                if length > FRAME_BYTES_MAX:
-                    raise ValueError(f"a frame of {length} bytes")
-                end = begin + LENGTH_BYTES + length
-                if len(buffer) < end:
-                    break
-                value = _decode(bytes(buffer[begin + LENGTH_BYTES : end]))
-                begin = end
-                if not isinstance(value, list):
-                    raise ValueError("no list")
-                self.received(value)
-        except (ValueError, TypeError, ArithmeticError, RecursionError):
-            if self.transport is not None:
-                self.transport.abort()
-        del buffer[:begin]
+def send(writer: asyncio.StreamWriter, value: list[Any]) -> None:
+    """Send a value. Do nothing on a closed connection."""
+    if writer.is_closing():
+        return
+    content = _encode(value)
+    writer.write(len(content).to_bytes(LENGTH_BYTES) + content)
+    if writer.transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+        writer.transport.abort()

@@ -7,7 +7,6 @@
 -- ARGV[1]  name of the reporting gateway
 -- ARGV[2]  number of the round
 -- ARGV[3]  `ReplicaReport`, as MessagePack
--- ARGV[4]  the time in milliseconds, or "" for the time of this server
 --
 -- A round may come twice, because its reply was lost. It is answered again, but counted once. A report with a value that
 -- cannot be counted is answered with the error UNSOUND, and nothing of it is stored.
@@ -67,14 +66,8 @@ if unsound then
 end
 
 local standings, holdings, charges, tallies, calls, usage, lefts, quantum = unpack(report)
-local standing = standings[1]
-local now_ms
-if ARGV[4] == '' then
-  local time = redis.call('TIME')
-  now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-else
-  now_ms = tonumber(ARGV[4])
-end
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
 -- Members -------------------------------------------------------------------------------------------------------------
 
@@ -101,13 +94,11 @@ for i = 1, #fields, 2 do
     if record.is_silent then
       record.standings = {}
     end
-    local first = record.standings[1]
-    if first then
-      -- Its request has waited since the report.
-      first = { first[1], first[2], first[3], first[4], first[5] + age_ms / 1000, first[6], first[7] }
-    end
-    record.standing = first
     record.name = fields[i]
+    local first = record.standings[1]
+    -- Its request has waited since the report.
+    record.standing = first and
+      { first[1], first[2], first[3], first[4], first[5] + age_ms / 1000, first[6], first[7] }
     others[#others + 1] = record
   end
 end
@@ -117,17 +108,13 @@ local live = #others + 1
 
 -- A standing: tenant, flow, service of each, wait of the next request, and whether that request is inside an interaction.
 local BATCH = ' (batch)'
-local function is_batch(tenant)
-  return string.sub(tenant, -#BATCH) == BATCH
-end
-
 local function line_name(tenant)
-  return is_batch(tenant) and BATCH or ''
+  return string.sub(tenant, -#BATCH) == BATCH and BATCH or ''
 end
 
 -- Class batch that is owed service goes first, then interactive work, then other batch.
 local function line_number(one)
-  return one[7] and 0 or is_batch(one[1]) and 2 or 1
+  return one[7] and 0 or line_name(one[1]) == BATCH and 2 or 1
 end
 
 local function goes_first(one, other)
@@ -155,8 +142,7 @@ end
 
 -- An unsound value, which an earlier version of this script may have stored, counts as unknown.
 local function number_in(key)
-  local found = redis.call('GET', key)
-  found = found and tonumber(found)
+  local found = tonumber(redis.call('GET', key) or '')
   return is_sound('n', found) and found or nil
 end
 
@@ -235,13 +221,8 @@ for i, charge in ipairs(charges) do
   local total = known or base
   if not is_repeated then
     -- This server may have known the counter before it lost its data. The highest value that a gateway knows is right.
-    if raises or not before then
-      total = math.max(total, base)
-    end
-    if floors[i] then
-      total = math.max(total, floors[i])
-    end
-    total = total + service
+    local least = (raises or not before) and base or total
+    total = math.max(total, least, floors[i] or total) + service
   end
   if total ~= known then
     redis.call('SET', key, string.format('%.17g', total), 'PX', COUNTERS_MS)
@@ -259,10 +240,6 @@ end
 -- Tallies ------------------------------------------------------------------------------------------------------------
 
 -- Each tally is a hash from the number of a bucket to its counts.
-local function each_of(bucket)
-  return string.format('%.0f', bucket)
-end
-
 local sums = {}
 for i, tally in ipairs(tallies) do
   local name, bucket, ttl_s, more, base, since, is_lost = unpack(tally)
@@ -270,7 +247,7 @@ for i, tally in ipairs(tallies) do
   local fields = {}
   local first = math.min(bucket, math.max(math.floor(since), bucket - BUCKETS_MAX + 1))
   for later = 0, bucket - first do -- a number above 2^53 plus 1 is the number itself, so that it would never end a loop
-    fields[#fields + 1] = each_of(first + later)
+    fields[#fields + 1] = string.format('%.0f', first + later)
   end
   local found = redis.call('HMGET', key, unpack(fields))
   local reply = {}
@@ -287,7 +264,7 @@ for i, tally in ipairs(tallies) do
     for at = 1, 4 do
       sum[at] = sum[at] + more[at]
     end
-    if redis.call('HSET', key, each_of(bucket), cmsgpack.pack(sum)) > 0 then
+    if redis.call('HSET', key, fields[#fields], cmsgpack.pack(sum)) > 0 then
       local all = redis.call('HGETALL', key)
       for at = 1, #all, 2 do
         if tonumber(all[at]) <= bucket - BUCKETS_MAX then
@@ -308,12 +285,10 @@ for i, call in ipairs(calls) do
   local name, count, tokens, age_s, idle_s, is_over = unpack(call)
   local key = KEYS[2] .. 'i:' .. name
   local known = unpacked(redis.call('GET', key), 3) or { 0, 0, 0 }
+  opened[i] = cjson.null
   if is_over then
     redis.call('DEL', key)
-    opened[i] = cjson.null
-  elseif known[3] == 0 and count == 0 and tokens == 0 then
-    opened[i] = cjson.null
-  else
+  elseif known[3] ~= 0 or count ~= 0 or tokens ~= 0 then
     if known[3] == 0 then
       known = { 0, 0, math.floor(now_ms - age_s * 1000) }
     end
@@ -355,7 +330,7 @@ for place, one in ipairs(standings) do
     end
   end
 end
-standing = standings[1]
+local standing = standings[1]
 for _, other in ipairs(others) do
   other.standing = other.counters and as_of_now(other.standing, other.counters) or other.standing
 end

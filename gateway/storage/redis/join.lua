@@ -2,16 +2,11 @@
 --
 -- KEYS: fairgate:{POOL}:layout    version of the layout of the pool's keys; never expires
 --       fairgate:{POOL}:members   gateway -> {expires_ms, policy, backends}
--- ARGV: layout, name of the gateway, ttl_ms (0: leave), policy, backend urls...
+-- ARGV: layout, name of the gateway, ttl_ms, policy, backend urls...
 -- Answers {'joined', number of others}, {'layout', theirs}, {'policy', theirs}, or {'backends', theirs}. Their
 -- backends are separated by spaces.
 local layout_key, members_key = KEYS[1], KEYS[2]
 local layout, replica, ttl_ms, policy = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
-
-if ttl_ms == 0 then
-  redis.call('HDEL', members_key, replica)
-  return {'joined', 0}
-end
 
 local held = redis.call('GET', layout_key)
 if held and held ~= layout then

@@ -20,11 +20,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
     ConnectionError,
-    DataError,
     InvalidResponse,
     MovedError,
     NoScriptError,
-    RedisError,
     ResponseError,
 )
 
@@ -85,13 +83,12 @@ class _BoundedParser(_AsyncHiredisParser):
 class RedisConnection:
     """A connection to the server that has the keys of one tag."""
 
-    def __init__(self, url: str, where: str, *, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, url: str, where: str) -> None:
         """Create a closed connection. `where` is the URL without its password, for messages."""
         self.where = where
         self.fault: str | None = None
         self.answered = 0
         self.failed = 0
-        self._deadline_s = deadline_s
         self._options: dict[str, Any] = dict(parse_url(url))
         self.database = int(self._options.get("db", 0))
         """Number of the database. Channels, unlike keys, are common to all databases of a server."""
@@ -158,10 +155,8 @@ class RedisConnection:
         try:
             self._new_connection(self._configured_node).ssl_context.get()  # type: ignore[attr-defined]
         except OSError as error:
-            named = [str(self._options[name]) for name in _FILES if name in self._options]
-            raise StoreRefused(
-                f"{self.where}: cannot use the files of its url ({', '.join(named)}): {error}"
-            ) from error
+            files = ", ".join([str(self._options[name]) for name in _FILES if name in self._options])
+            raise StoreRefused(f"{self.where}: cannot use the files of its url ({files}): {error}") from error
 
     async def subscribe(self, channel: str, received: Callable[[bytes], None]) -> None:
         """Receive a channel's messages on a separate connection until cancelled. Raise StoreError when the connection
@@ -179,7 +174,8 @@ class RedisConnection:
 
     def _failure(self, error: Exception) -> StoreError:
         """Return the typed error of a failure, with advice if the failure is permanent."""
-        what, advice = f"{self.where}: {_text(error)}", _advice(error)
+        text, advice = _described(error)
+        what = f"{self.where}: {text}"
         return StoreUnavailable(what) if advice is None else StoreRefused(f"{what}; {advice}")
 
     async def close(self) -> None:
@@ -199,11 +195,9 @@ class RedisConnection:
                 if otherwise is None:
                     raise
                 return await self._answer(otherwise)
-        except DataError:
-            raise  # nothing was sent: an argument of an unsupported type
         except Exception as error:  # an invalid answer can raise anything in redis-py
             failure = self._failure(error)
-            self.fault = f"{self.where}: {_text(error)}"
+            self.fault = f"{self.where}: {_described(error)[0]}"
             self.failed += 1
             self._pause_s = min(max(PAUSE_S, 2 * self._pause_s), PAUSE_S_MAX)
             self._again_s = asyncio.get_running_loop().time() + self._pause_s
@@ -217,7 +211,7 @@ class RedisConnection:
         for _ in range(MOVES_MAX):
             connection = await self._connected()
             try:
-                return await finish_in_time(_run_command(connection, words), self._deadline_s)
+                return await finish_in_time(_run_command(connection, words), DEADLINE_S)
             except MovedError as moved:
                 await connection.disconnect(nowait=True)
                 self._follow(moved)
@@ -259,62 +253,46 @@ async def _run_command(connection: AbstractConnection, words: Sequence[Argument]
 
 
 async def _listen(connection: AbstractConnection, channel: str, received: Callable[[bytes], None]) -> None:
-    is_asked = False
     while True:
         try:
-            async with asyncio.timeout(SILENT_S):
-                kind, *_, content = await connection.read_response(disconnect_on_error=False)
-            is_asked = False
+            kind, *_, content = await _next_message(connection)
         except TimeoutError:
-            if is_asked:
-                raise
             await connection.send_command("SUBSCRIBE", channel)
-            is_asked = True
-            continue
+            kind, *_, content = await _next_message(connection)
         if kind == b"message":
             received(content)
+
+
+async def _next_message(connection: AbstractConnection) -> Any:
+    async with asyncio.timeout(SILENT_S):
+        return await connection.read_response(disconnect_on_error=False)
 
 
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 
-def _code(error: BaseException) -> str:
-    """Return an error's code (READONLY, NOPERM, ...), also of an error inside a script, or ""."""
-    found = getattr(error, "status_code", None) or ""
-    if found in ("", "ERR") and (inside := _CODE.search(str(error))) is not None:
-        return inside[1]
-    return str(found)
-
-
-def _text(error: BaseException) -> str:
-    """Return the error in words for an operator."""
-    text = _IN_SCRIPT.sub("", str(error)) or type(error).__name__
+def _described(error: BaseException) -> tuple[str, str | None]:
+    """Return the error in words, and what an operator has to do, or None for a temporary error."""
     cause = error.__context__ if isinstance(error, ConnectionError) else error
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {cause.verify_message}"
+        advice = "name the certificate of its authority in the url: rediss://HOST:PORT?ssl_ca_certs=FILE"
+        return f"its certificate is not trusted: {cause.verify_message}", advice
     if isinstance(cause, ssl.SSLError):
-        return f"TLS failed: {cause.reason or cause}"
+        advice = "does it speak this version of TLS, and take this certificate?"
+        return f"TLS failed: {cause.reason or cause}", advice
     if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
-        return os.strerror(cause.errno)
+        return os.strerror(cause.errno), None
     if isinstance(cause, InvalidResponse):
-        return "answers something that is not Redis's protocol"
-    if isinstance(error, RedisError) and getattr(error, "status_code", None):
-        return f"answers {error.status_code} {text}"
-    return f"answers {text}" if isinstance(error, ResponseError) else text
-
-
-def _advice(error: BaseException) -> str | None:
-    """Return what an operator has to do, or None for a temporary error."""
-    cause = error.__context__ if isinstance(error, ConnectionError) else error
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return "name the certificate of its authority in the url: rediss://HOST:PORT?ssl_ca_certs=FILE"
-    if isinstance(cause, ssl.SSLError):
-        return "does it speak this version of TLS, and take this certificate?"
-    if isinstance(error, InvalidResponse):
-        return "is it the right port?"
-    code = "NOPERM" if _DENIED.search(str(error)) else _code(error)
+        return "answers something that is not Redis's protocol", "is it the right port?" if cause is error else None
+    text = _IN_SCRIPT.sub("", str(error)) or type(error).__name__
+    status, is_answer = getattr(error, "status_code", None) or "", isinstance(error, ResponseError)
+    if status or is_answer:
+        text = f"answers {status} {text}" if status else f"answers {text}"
+    inside = _CODE.search(str(error)) if status in ("", "ERR") else None
+    code = status if inside is None else inside[1]
+    if _DENIED.search(str(error)):
+        code = "NOPERM"
     if isinstance(error, AuthenticationError):
         code = "WRONGPASS"
-    if code in _ADVICE:
-        return _ADVICE[code]
-    return "is it a Redis, with this database?" if isinstance(error, ResponseError) and code not in _PASSES else None
+    is_permanent = is_answer and code not in _PASSES
+    return text, _ADVICE.get(code, "is it a Redis, with this database?" if is_permanent else None)

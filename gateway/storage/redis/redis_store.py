@@ -21,7 +21,6 @@ from gateway.storage.redis.redis_connection import Argument, RedisConnection
 from gateway.storage.store import PoolIdentity
 from gateway.storage.store_errors import StoreError, StoreRefused, StoreUnavailable
 from gateway.telemetry.metric_families import family, single
-from policies.replicas.schedule import DEADLINE_S
 
 logger = logging.getLogger("fairgate")
 
@@ -33,7 +32,6 @@ MEMBER_S = 30.0
 RENEW_S = 10.0
 RETRY_S = 1.0
 LEARNED_KEPT_S = 7 * 86_400
-BY_THE_CLOCK_OF_REDIS = ""
 
 
 class Script:
@@ -66,7 +64,7 @@ _EXCHANGE = Script("exchange.lua")
 class RedisStore:
     """A `Store`, and further requests to Redis: `run` and `command`."""
 
-    def __init__(self, url: str, pools: Sequence[PoolIdentity] = (), *, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, url: str, pools: Sequence[PoolIdentity] = ()) -> None:
         self.replica = secrets.token_hex(8)
         """Unique name of this process among the replicas."""
         self.epoch_s = time.time() - time.monotonic()
@@ -75,7 +73,6 @@ class RedisStore:
         self._where = without_password(url)
         self.pools = pools
         """Pools of this gateway; the next renewal reports a new value."""
-        self._deadline_s = deadline_s
         self._connections: dict[str, RedisConnection] = {}
         """Connections by tag. Tags are as many as pools and kinds of keys."""
         self._of_news: dict[str, RedisConnection] = {}
@@ -87,9 +84,7 @@ class RedisStore:
     @property
     def fault(self) -> str | None:
         """Return why nothing is shared at present, or None."""
-        return self._not_open or next(
-            (connection.fault for connection in list(self._connections.values()) if connection.fault), None
-        )
+        return self._not_open or next((one.fault for one in list(self._connections.values()) if one.fault), None)
 
     def collect(self) -> Iterator[Metric]:
         yield single("fairgate_state_shared", self.fault is None)
@@ -140,9 +135,8 @@ class RedisStore:
     # --- as a `Store` ---
 
     async def exchange(self, about: str, number: int, report: bytes) -> bytes:
-        args = (self.replica, number, report, BY_THE_CLOCK_OF_REDIS)
         keys = (pool_key(about, "replicas"), pool_key(about, ""))
-        reply: bytes = self.shaped(bytes, await self.run(_EXCHANGE, keys, args))
+        reply: bytes = self.shaped(bytes, await self.run(_EXCHANGE, keys, (self.replica, number, report)))
         return reply
 
     async def leave(self, about: str) -> None:
@@ -167,9 +161,8 @@ class RedisStore:
 
     async def close(self) -> None:
         """Leave, so that others need not wait for this replica's expiry, and disconnect."""
-        if self._not_open is None:
-            leaving = [self._run(_JOIN, _join_keys(pool), (LAYOUT, self.replica, 0)) for pool in self.pools]
-            await asyncio.gather(*leaving, return_exceptions=True)  # otherwise membership expires
+        leaving = [self.command("HDEL", _join_keys(pool)[1], self.replica) for pool in self.pools]
+        await asyncio.gather(*leaving, return_exceptions=True)  # otherwise membership expires
         await asyncio.gather(*self._commands, return_exceptions=True)
         for connection in (*self._connections.values(), *self._of_news.values()):
             await connection.close()
@@ -191,10 +184,8 @@ class RedisStore:
         if found is None:
             raise StoreRefused(f"{self._where}: does not say which version of Redis it is; is it the right port?")
         if (int(found[1]), int(found[2])) < VERSION_MIN:
-            least = ".".join(map(str, VERSION_MIN))
-            raise StoreRefused(
-                f"{self._where}: is Redis {found[1]}.{found[2]}; {least} or later is needed, or any Valkey"
-            )
+            needed = f"{'.'.join(map(str, VERSION_MIN))} or later is needed, or any Valkey"
+            raise StoreRefused(f"{self._where}: is Redis {found[1]}.{found[2]}; {needed}")
         moment = self.shaped(tuple[bytes, bytes], await self._shielded(connection.ask("TIME")))
         seconds, microseconds = self.shaped(tuple[int, int], [part.decode("latin-1") for part in moment])
         self.epoch_s = seconds + microseconds / 1e6 - time.monotonic()
@@ -232,7 +223,7 @@ class RedisStore:
 
     def _of(self, connections: dict[str, RedisConnection], name: str) -> RedisConnection:
         if name not in connections:
-            connections[name] = RedisConnection(self._url, self._where, deadline_s=self._deadline_s)
+            connections[name] = RedisConnection(self._url, self._where)
         return connections[name]
 
     async def _run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
