@@ -33,6 +33,7 @@ from tests.simulation.replicas import (
     Floods,
     Rounds,
     SimulatedStore,
+    make_engine,
     off,
     random_of,
     refused,
@@ -217,6 +218,61 @@ def test_every_round_is_served_by_weight_whoever_was_idle(policy: str, clients: 
     assert refused(found) == set()
     assert len(rounds.begins_s) == 3
     assert ratios(found, rounds) == pytest.approx([4.0] * len(rounds.begins_s), rel=0.05)
+
+
+def test_every_round_is_equal_between_the_flows_of_a_tenant() -> None:
+    rounds = Rounds(
+        3,
+        12.0,
+        {"one": 20, "other": 60},
+        flows={"one": Flow("tenant", "app", "one"), "other": Flow("tenant", "app", "other")},
+        weights={"one": 1.0, "other": 1.0},
+        home={"one": 0, "other": 1},
+    )
+    found = run(rounds, 2, SimulatedStore(), policy="vtc")[0]
+    assert ratios(found, rounds) == pytest.approx([1.0] * 3, rel=0.05)
+
+
+def test_rounds_after_the_store_has_lost_all() -> None:
+    rounds = Rounds(2, 5.0, LIGHT_DRAINS_LAST, length_s=20.0)
+
+    class Flushed(SimulatedStore):
+        is_flushed = False
+
+        def exchange(self, gateway: int, number: int, told: ReplicaReport, now: float) -> ReplicaView | None:
+            if len(rounds.begins_s) == 2 and not self.is_flushed and now > rounds.begins_s[1] - 2.0:
+                self.is_flushed = True
+                self.flush()
+            return super().exchange(gateway, number, told, now)
+
+    store = Flushed()
+    found = run(rounds, 2, store, policy="vtc")[0]
+    assert store.is_flushed
+    assert ratios(found, rounds) == pytest.approx([4.0] * len(rounds.begins_s), rel=0.05)
+
+
+def test_rounds_after_the_gateway_died_at_which_the_last_one_left() -> None:
+    rounds = Rounds(2, 10.0, LIGHT_DRAINS_LAST)
+
+    def home(arrival: Arrival, now: float) -> int:
+        """The light one comes to the second gateway, and to the third one when that has died."""
+        if arrival.id.startswith("heavy"):
+            return 0
+        return 1 if len(rounds.begins_s) == 1 else 2
+
+    engines = [make_engine("vtc") for _ in range(3)]
+    found = simulate_together(
+        rounds.first(),
+        engines=engines,
+        backends={BACKEND: EngineModel(ENGINE)},
+        next_arrival=rounds.next,
+        arrives_at=home,
+        store=SimulatedStore(),
+        stalls=[Stall(1, 26.0)],
+    )
+    assert rounds.begins_s[1] > 26.0, "it died in the pause"
+    assert refused(found) == set()
+    assert ratios(found, rounds) == pytest.approx([4.0] * 2, rel=0.05)
 
 
 # --- a tree of groups: each tenant and group has its part in every round, wherever it comes in ---
