@@ -55,17 +55,6 @@ async def test_a_stale_connection_is_tried_again_once_on_a_fresh_one(ending: Scr
         assert server.connections == 3
 
 
-@pytest.mark.parametrize("ending", [close, reset], ids=["close", "reset"])
-async def test_a_fresh_connection_that_ends_before_any_byte_may_be_tried_elsewhere(
-    ending: Script, open_pool: Open
-) -> None:
-    async with RawServer(say(then=ending)) as server:
-        _, error = await ask(open_pool(server.url))
-        assert isinstance(error, ConnectionLost)
-        assert error.before_first_byte
-        assert server.connections == 1
-
-
 @pytest.mark.parametrize("name", TRUNCATED)
 async def test_a_truncated_answer_is_never_complete_and_never_tried_again(name: str, open_pool: Open) -> None:
     async def script(peer: Peer) -> None:

@@ -77,10 +77,13 @@ def test_a_secret_is_compared_and_never_said() -> None:
     assert "very-secret" not in "".join(said(other, one)) + config_hash(other)
 
 
-@pytest.mark.parametrize("field", ["listen", "admin", "workers", "state", "state_file"])
-def test_what_is_set_at_the_start_needs_a_restart(field: str) -> None:
-    values = {"listen": "127.0.0.1:1", "admin": "127.0.0.1:2", "workers": 2, "state": "redis://x/0", "state_file": "f"}
-    assert list(refused(config(**{field: values[field]}), config())) in ([field], [f"{field}.url"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("listen", "127.0.0.1:1"), ("admin", "127.0.0.1:2"), ("workers", 2), ("state", "redis://x/0"),
+     ("state_file", "f"), ("tracing", {})],
+)  # fmt: skip
+def test_what_is_set_at_the_start_needs_a_restart(field: str, value: Any) -> None:
+    assert list(refused(config(**{field: value}), config())) in ([field], [f"{field}.url"])
     assert refused(config(drain_s=1, policy="vtc", access_log="off"), config()) == {}
 
 

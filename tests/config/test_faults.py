@@ -246,6 +246,20 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             ":3:40: throttle.app: 8 starts are fewer than the 9 that one user may have in it",
         ),
         (GOOD + "policy: {name: fairserve, alpha: -1}\n", ":3:34: policy.alpha: should be greater than 0"),
+        *[
+            (GOOD.replace("'sim:'", f"{url}, each_address: true"),
+             f":2:{52 + len(url)}: pools[0].backends[0].each_address: is for a url with a name")
+            for url in ("'http://10.0.0.1:8'", "'http://[fd00::1]:8'", "'http://127.1:8'", "'sim:x'")
+        ],
+        (GOOD.replace("'sim:'", "'http://h:1', name: g, each_address: true}, {url: 'http://h:2', name: g@h"),
+         ":2:106: pools[0].backends[1].name: is the name of an engine of g (each_address)"),
+        (GOOD + "jwt: [{issuer: 'https://i.example/', audience: f, group_claim: o}]\n",
+         ":3:64: jwt[0].group_claim: there are no `groups` that a token could name"),
+        (GOOD + "tracing: {endpoint: 'collector:4318'}\n", ":3:21: tracing.endpoint: should be the http(s) url of a "),
+        (GOOD + "tracing: {endpoint: 'http://me:secret@collector'}\n",
+         ":3:21: tracing.endpoint: should hold no user, password, query or fragment; credentials go into OTEL"),
+        (GOOD + "tracing: {sample_ratio: 1.5}\n", ":3:25: tracing.sample_ratio: should be less than or equal to 1"),
+        (GOOD + "admin_token: two words\n", ":3:14: admin_token: is empty, or holds spaces, line ends or characters "),
     ],
 )  # fmt: skip
 def test_each_fault_has_its_place(tmp_path: Path, text: str, expected: str) -> None:

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from backends.simulated.simulated_server import SimulatedServer
-from gateway.config.contradictions import contradictions
-from gateway.config.model import Config
 from tests.certificates import Authority
 from tests.gateway.capture import STREAM, Upstream, replies
 from tests.gateway.live import CHAT, MODEL, SMALL, WAIT_S, Live, Starter, chat, events, until
@@ -233,16 +231,3 @@ async def test_over_tls_the_certificate_is_of_the_name(start: Starter, tmp_path:
                 assert bool(in_service(live)) is is_trusted
                 assert (await live.ask(CHAT, chat(stream=True))).status == (200 if is_trusted else 503)
                 assert [seen.headers["host"] for seen in upstream.requests] == [f"engines.test:{port}"] * is_trusted
-
-
-@pytest.mark.parametrize("url", ["http://10.0.0.1:8000", "http://[fd00::1]:8000", "http://127.1:8000", "sim:x"])
-def test_what_has_no_name_has_no_addresses(url: str) -> None:
-    [fault] = contradictions(Config.model_validate({"open_access": True, "pools": pools(1, url=url)}))
-    assert "this one has none" in str(fault)
-
-
-def test_no_backend_may_have_the_name_of_an_engine() -> None:
-    [pool] = pools(8000)
-    pool["backends"].append({"url": "http://h:1", "name": "gpu@h"})
-    [fault] = contradictions(Config.model_validate({"open_access": True, "pools": [pool]}))
-    assert "is the name of an engine of gpu" in str(fault)

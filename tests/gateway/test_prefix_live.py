@@ -25,7 +25,7 @@ from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import CHAT, MODEL, SMALL, WAIT_S, Live, Starter, chat, long_chat, simulated, until
 from tests.kit.forms import FORM, UPLOAD
 from tests.kit.pairs import pair
-from tests.kit.turns import ask, cached_in_turns, index_of, text
+from tests.kit.turns import ask, index_of, text
 from tests.ports import free_port
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
@@ -251,15 +251,6 @@ async def listening(redis: RedisServer, gateways: int) -> None:
     async with asyncio.timeout(WAIT_S), redis.client() as client:
         while (await client.execute_command("PUBSUB", "NUMSUB", CHANNEL))[1] != gateways:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-
-
-async def test_turns_that_come_to_different_gateways_find_what_one_gateway_finds(start: Starter) -> None:
-    async with simulated() as a, simulated() as b, simulated() as c, start(a.url, b.url, c.url) as one:
-        expected = await cached_in_turns(one)
-    async with pair(start, 3) as (redis, _, first, second):
-        await listening(redis, 2)
-        assert await cached_in_turns(first, second) == pytest.approx(expected, rel=0.01)
-    assert expected > 0
 
 
 async def test_what_others_publish_is_ignored_and_said_once(start: Starter, caplog: pytest.LogCaptureFixture) -> None:

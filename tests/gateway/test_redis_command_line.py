@@ -14,7 +14,7 @@ import pytest
 
 from gateway.config.sections.keys import hash_key, new_key
 from gateway.keys.in_redis import TABLE
-from gateway.storage.redis.redis_store import LAYOUT
+from gateway.storage.redis.redis_store import pool_key
 from tests.commands import run
 from tests.gateway.capture import OK, Upstream, replies
 from tests.gateway.live import MODEL
@@ -78,6 +78,11 @@ async def test_a_redis_that_may_not_be_used_is_said_and_ends_with_2(tmp_path: Pa
 
 
 async def test_a_gateway_starts_without_redis_says_so_and_joins_when_it_comes(tmp_path: Path) -> None:
+    known = [pool_key("pool", name) for name in ("members", "replicas")]
+
+    async def has_joined() -> bool:
+        return await redis.command("EXISTS", *known) == len(known)
+
     async with Upstream(replies(OK)) as upstream, RedisServer() as redis:
         await redis.kill()
         async with served(shared(tmp_path, redis.url, upstream.url)) as gate:
@@ -99,10 +104,10 @@ async def test_a_gateway_starts_without_redis_says_so_and_joins_when_it_comes(tm
             assert await gate.status(NAMED) == 200
             assert await redis.start()
             await says_of_state(gate, "^shared$")
+            await eventually(has_joined)
             assert await gate.ends(signal.SIGTERM) == 0
             assert "Traceback" not in gate.command.said
-        members = f"fairgate:{LAYOUT}:{{pool}}:members"
-        assert await redis.command("EXISTS", members) == 0, "who ends leaves at once"
+        assert await redis.command("EXISTS", *known) == 0, "who ends leaves at once"
 
 
 async def test_redis_is_not_even_loaded_without_one() -> None:

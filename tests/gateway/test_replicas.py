@@ -48,21 +48,6 @@ def counter(redis: Redis, tenant: str) -> float:
     return float(redis.get(pool_key("pool", f"c:{tenant}")) or 0)
 
 
-async def test_a_gateway_that_is_stopped_gives_its_room_back_at_once(start: Starter) -> None:
-    async with RedisServer() as redis, looking_into(redis) as look, simulated(ENGINE) as sim:
-        async with start(sim.url, state=redis.url) as stays:
-            flood = Flood.at(stays, "a", 24)
-            async with start(sim.url, state=redis.url) as goes:
-                other = Flood.at(goes, "b", 24)
-                await answered(flood, other)
-                await until(lambda: len(grants(look)) == 2)
-                await other.end()
-            assert len(grants(look)) == 1
-            await answered(flood)
-            await until(lambda: sum(one["sequences"] for one in grants(look)) >= ENGINE.max_num_seqs)
-            await flood.end()
-
-
 FAULTS = ("request lost", "answer lost", "cut", "late", "too late", "partition", "pause")
 """What may happen to Redis, or to the way of one gateway to it."""
 

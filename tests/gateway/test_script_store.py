@@ -112,24 +112,34 @@ def test_an_engine_is_divided(
         pytest.param({"b": 9.0, "c": 7.0}, None, 0.0, 7.0, id="the least that waits"),
         pytest.param({"b": 9.0, "c": 7.0}, None, 4.0, 4.0, id="whole rounds"),
         pytest.param({of_batch("b"): 9.0}, None, 0.0, 1.0, id="of its own line"),
-        pytest.param({}, "b", 0.0, 5.0, id="who left last, where nobody waits"),
+        pytest.param({}, "b", 0.0, 6.0, id="who left last, where nobody waits"),
         pytest.param({}, "a", 0.0, 1.0, id="not by itself"),
         pytest.param({"a": 9.0, "b": 7.0}, None, 0.0, 1.0, id="not who waits elsewhere, too"),
     ],
 )
+@pytest.mark.parametrize("are_flows", [False, True])
 def test_who_arrives_alone_is_lifted_to(
-    waiting: dict[str, float], left: str | None, quantum: float, total: float
+    waiting: dict[str, float], left: str | None, quantum: float, total: float, are_flows: bool
 ) -> None:
-    store = ScriptStore()
-    standings = [Standing(name, f"{name}\x1f", served, 0.0, 0.0, False) for name, served in waiting.items()]
-    rows = () if left is None else (("", "c", 8.0, 1.0), ("", left, 5.0, 2.0), ("", "d", 6.0, 1.5))
-    lefts = [Departure(*row) for row in rows]
-    exchange(store, 1, EMPTY._replace(standings=standings, lefts=lefts), START_MS, "other")
+    def waits(name: str, served: float) -> Standing:
+        if not are_flows:
+            return Standing(name, f"{name}\x1f", served, 0.0, 0.0, False)
+        return Standing("t" + name[1:], own(name), 0.0, served, 0.0, False)
+
+    def own(name: str) -> str:
+        return f"t\x1f{name}" if are_flows else name
+
+    store, among = ScriptStore(), "t" if are_flows else ""
+    rows = () if left is None else (("c", 8.0, 1.0), (left, 5.0, 2.0), ("d", 6.0, 1.5))
+    lefts = [Departure(among, own(name), served, left_s) for name, served, left_s in rows]
+    later, standings = [Charge(own("b"), 5.0, 1.0, raises=False)], [waits(*one) for one in waiting.items()]
+    exchange(store, 1, EMPTY._replace(standings=standings, lefts=lefts, charges=later), START_MS, "other")
     exchange(store, 1, EMPTY, START_MS)
-    charge = Charge("a", 1.0, 0.0, raises=False, is_sole=True)
+    charge = Charge(own("a"), 1.0, 0.0, raises=False, is_sole=True)
     view = exchange(store, 2, EMPTY._replace(charges=[charge], quantum=quantum), START_MS)
     assert view.totals == [total]
-    assert exchange(store, 1, EMPTY._replace(charges=[Charge("a", 3.0, 2.0, raises=True)]), START_MS).totals == [total]
+    again = EMPTY._replace(charges=[charge._replace(base=3.0, service=2.0, raises=True, is_sole=False)])
+    assert exchange(store, 1, again, START_MS).totals == [total]
 
 
 def test_a_counter_is_raised_to_what_a_gateway_says_that_raises_it_or_comes_anew() -> None:

@@ -18,7 +18,6 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from jwt.utils import base64url_decode, base64url_encode
 
-from gateway.config.contradictions import contradictions
 from gateway.config.model import TenantConfig
 from gateway.config.sections.keys import IssuerConfig
 from gateway.http.errors import ApiError
@@ -269,12 +268,6 @@ async def test_a_reload_that_moves_or_takes_away_a_tenant_counts_for_tokens_that
             await live.gateway.take_over(config.model_copy(update={"tenants": config.tenants[1:]}))
             assert "names no tenant" in refused(await live.ask(CHAT, chat(), key=token))
             assert await status(live, issuer.token(tenant="chemistry", orgs=["labs"])) == 200
-
-
-def test_groups_of_tokens_need_groups(start: Starter) -> None:
-    issuer = {"issuer": "https://login.example.com/", "audience": "fairgate", "group_claim": "orgs"}
-    [(_, said)] = contradictions(start.config("http://127.0.0.1:1", tenants=TENANTS, jwt=[issuer]))
-    assert "there are no `groups` that a token could name" in said
 
 
 async def test_rsa_keys_that_can_be_broken_are_none(start: Starter) -> None:

@@ -22,11 +22,10 @@ import pytest
 
 import gateway.http.server
 import gateway.http.tls.certificates
-from gateway.http.connection import Connection
 from tests.certificates import Authority
 from tests.commands import running
 from tests.gateway.capture import DONE, OK, Peer, Seen, Upstream, answer, replies, token
-from tests.gateway.live import CHAT, WAIT_S, Live, Starter, chat, long_chat, simulated, until
+from tests.gateway.live import CHAT, WAIT_S, Live, Starter, chat, simulated, until
 from tests.http.http_raw import exchange
 from tests.kit.served import Streams, config_file
 
@@ -109,46 +108,6 @@ async def test_a_connection_is_kept_and_asked_ahead_and_large_bodies_go_both_way
         assert [seen.json["more"] for seen in upstream.requests] == ["a", "b", text]
         assert len(answers) == 1 + 3
         assert json.loads(answers[-1].partition(b"\r\n\r\n")[2])["said"] == text
-
-
-async def test_who_sends_too_much_is_told_while_it_sends(start: Starter, tls: Tls) -> None:
-    """The answer is not lost in the body that nobody reads."""
-    async with simulated() as sim, start(sim.url, tls=tls.section, limits={"body_bytes_max": 100_000}) as live:
-        async with Client.of(live, tls.authority.client()) as client:
-            client.ask(b"x" * 4_000_000)
-            assert b"413" in (await client.rest())[:20]
-
-
-async def test_what_is_sent_ahead_is_bounded(start: Starter, tls: Tls) -> None:
-    waits = asyncio.Event()
-
-    async def engine(seen: Seen, peer: Peer) -> None:
-        await waits.wait()
-        peer.reset()
-
-    async with Upstream(engine) as upstream, start(upstream.url, tls=tls.section) as live:
-        async with Client.of(live, tls.authority.client()) as client:
-            client.ask(json.dumps(chat()).encode())
-            await until(lambda: upstream.requests)
-            with pytest.raises(TimeoutError):  # the gateway stops reading, so the kernel's buffers fill
-                async with asyncio.timeout(0.3):
-                    while True:
-                        client.writer.write(b"x" * 65536)
-                        await client.writer.drain()
-            [connection] = live.server.connections
-            assert isinstance(connection, Connection)
-            assert 0 < len(connection._pending) < 65536 + 256 * 1024
-        waits.set()
-
-
-async def test_a_client_that_leaves_takes_nothing_with_it(start: Starter, tls: Tls) -> None:
-    async with simulated() as sim, start(sim.url, tls=tls.section, trusting=tls.authority.client()) as live:
-        async with live.post(CHAT, long_chat()) as response:
-            await response.content.readuntil(b"\n\n")
-        await until(sim.is_idle)
-        await until(live.holds_nothing)
-        [line] = await live.lines(1)
-        assert (line["outcome"], line["reason"]) == ("abandoned", "client_disconnected")
 
 
 async def test_an_answer_that_breaks_off_does_not_look_whole(start: Starter, tls: Tls) -> None:

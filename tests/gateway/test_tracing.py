@@ -12,9 +12,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.semconv._incubating.attributes import client_attributes, gen_ai_attributes, url_attributes
 from opentelemetry.semconv.attributes import error_attributes, server_attributes
-from pydantic import ValidationError
 
-from gateway.config.changes import changes, needs_restart
 from gateway.config.sections.keys import hash_key
 from gateway.storage.store_errors import StoreRefused
 from gateway.telemetry import span_export
@@ -266,23 +264,6 @@ def test_what_is_no_trace_begins_a_new_one(said: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tracing", "place", "said"),
-    [
-        ({"endpoint": "collector:4318"}, "endpoint", "should be the http(s) url of a collector"),
-        ({"endpoint": "http://me:secret@collector"}, "endpoint", "credentials go into OTEL_EXPORTER_OTLP_HEADERS"),
-        ({"sample_ratio": 1.5}, "sample_ratio", "less than or equal to 1"),
-    ],
-)
-def test_what_cannot_be_sent_to_is_a_fault(start: Starter, tracing: dict[str, Any], place: str, said: str) -> None:
-    with pytest.raises(ValidationError) as caught:
-        start.config("sim:", tracing=tracing)
-    (fault,) = caught.value.errors(include_url=False, include_input=False)
-    assert fault["loc"][:2] == ("tracing", place)
-    assert said in fault["msg"]
-    assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("endpoint", "asked"),
     [
         ("http://collector:4318", "http://collector:4318/v1/traces"),
@@ -294,12 +275,6 @@ def test_a_collector_without_a_path_is_asked_where_otlp_is(start: Starter, endpo
     tracing = start.config("sim:", tracing=endpoint).tracing
     assert tracing is not None
     assert tracing.endpoint == asked
-
-
-def test_a_change_needs_a_restart(start: Starter) -> None:
-    before, after = (start.config("sim:", tracing={"sample_ratio": ratio}) for ratio in (0.5, 1))
-    found = [change for change in changes(before, after) if change.path.startswith("tracing")]
-    assert needs_restart(before, found, after) == {"tracing.sample_ratio": "is set at the start"}
 
 
 async def test_without_the_packages_it_does_not_start_and_says_so(

@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from gateway.config.sections.keys import hash_key
@@ -119,21 +118,6 @@ async def test_nothing_is_counted_twice_though_the_process_is_killed(tmp_path: P
                 await gate.ends(signal.SIGKILL)
                 total_sent += sent
     assert requests_in(url) <= total_sent
-
-
-async def test_workers_count_into_one_file(tmp_path: Path) -> None:
-    url = str(tmp_path / "usage.db")
-    async with Upstream(replies(OK)) as upstream:
-        config = config_file(tmp_path, upstream.url, tenants=TENANTS, usage=url, workers=2)
-        async with served(config) as gate:
-            for worker in range(2):
-                await gate.command.says(f"worker {worker} serves")
-            for number in range(20):
-                async with aiohttp.ClientSession() as gate.http:  # a connection of its own, for either worker
-                    assert await gate.status("k", user=str(number % 3)) == 200
-            assert await gate.ends(signal.SIGTERM) == 0
-    assert counted(url) == logged(lines_of(gate.command.out))
-    assert requests_in(url) == 20
 
 
 # --- once ---

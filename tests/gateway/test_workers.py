@@ -85,6 +85,7 @@ def test_a_worker_owns_its_part_of_what_one_machine_has() -> None:
     config = Config.model_validate({
         "workers": 4,
         "state_file": "/tmp/learned.json",
+        "usage": "/tmp/usage.db",
         "pools": [{"name": "p", "backends": [{"url": "http://a:1", "max_num_seqs": 33}]}],
         "tenants": [{"name": "a", "quota": {"tokens_per_day": 400}}, {"name": "b"}],
         "limits": {"queue_requests_max": 1000, "connections_max": 100},
@@ -93,7 +94,8 @@ def test_a_worker_owns_its_part_of_what_one_machine_has() -> None:
     assert (first.state_file, last.state_file) == ("/tmp/learned.json", None)
     assert (last.limits.queue_requests_max, last.limits.connections_max) == (250, 25)
     assert last.memory_max == config.memory_max, "is what each process has"
-    assert (last.pools, last.quota, last.tenants) == (config.pools, config.quota, config.tenants)
+    shared = (config.pools, config.quota, config.tenants, config.usage)
+    assert (last.pools, last.quota, last.tenants, last.usage) == shared
 
 
 SUPERVISED = """

@@ -40,7 +40,6 @@ NO_PUBLIC_WAY = {
     "tests/backends/test_upstream_pool.py:_transport",
     "tests/backends/test_upstream_framing.py:_transport",
     *(f"tests/fuzz/answers.py:{name}" for name in ("_outbox", "_transport")),
-    "tests/gateway/test_tls_listener.py:_pending",
     "tests/gateway/test_telemetry.py:_access_log",
     *(f"tests/gateway/test_browsers.py:{name}" for name in ("_server", "_reader")),
     "tests/gateway/test_stored_responses.py:_everybody",

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.gateway.live import Starter
+
 SERVE = Path(__file__).parents[2] / "deploy" / "real-vllm" / "serve.sh"
 _READY_S = 180.0
 _ENVIRONMENT = {**os.environ, "VLLM_ENABLE_RESPONSES_API_STORE": "1"}
@@ -76,3 +78,8 @@ def wait_until_ready(process: subprocess.Popen[bytes], base: str, log: Path) -> 
             time.sleep(0.25)
     tail = log.read_text(errors="replace")[-3000:]
     pytest.fail(f"vLLM was not ready after {_READY_S:.0f} s (exit code {process.poll()}). Its log ends with:\n{tail}")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Starter:
+    return Starter(tmp_path)

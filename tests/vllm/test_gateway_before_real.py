@@ -19,11 +19,6 @@ HELLO: list[Any] = [{"role": "user", "content": "the time of the day is good for
 VLLM = Path(os.environ.get("FAIRGATE_VLLM_VENV", Path.home() / ".cache" / "fairgate" / "vllm")) / "bin" / "vllm"
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Starter:
-    return Starter(tmp_path)
-
-
 def client(live: Live) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=live.url + "/v1", api_key="k", max_retries=0)
 

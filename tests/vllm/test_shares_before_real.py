@@ -6,8 +6,6 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from docs.examples.tiny_gguf import make_model
 from tests.gateway.live import MODEL, Live, Starter, until
 from tests.gateway.load import tenants
@@ -18,11 +16,6 @@ SLOTS, CONTEXT = 6, 2048
 CLIENTS = {"one": 60, "four": 180}
 """More than all engines run, also while a whole batch ends at once: both tenants always have a request waiting."""
 OUTPUT_TOKENS, ANSWERS = 120, 1500
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Starter:
-    return Starter(tmp_path)
 
 
 async def ratio(live: Live) -> float:

@@ -9,6 +9,7 @@ import asyncio
 import bisect
 import json
 import random
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -163,6 +164,14 @@ async def test_under_kv_pressure_the_model_follows_the_engine(real_vllm: str, se
     assert abs(model.preemptions - real.preemptions) <= 2
 
 
+@pytest.fixture
+async def look_alike() -> AsyncIterator[str]:
+    """The URL of a simulated engine, which answers as fast as it can."""
+    server = FaultyEngine(PROFILE, model_names=("tiny",), time_scale=0.0)
+    yield f"http://127.0.0.1:{await server.start()}"
+    await server.stop()
+
+
 async def completion(session: aiohttp.ClientSession, base: str, prompt: list[int]) -> dict[str, Any]:
     body = {"model": "tiny", "prompt": prompt, "max_tokens": 4, "ignore_eos": True}
     async with session.post(f"{base}/v1/completions", json=body) as answer:
@@ -171,36 +180,24 @@ async def completion(session: aiohttp.ClientSession, base: str, prompt: list[int
         return usage
 
 
-async def test_prefix_hits_are_the_same_tokens(real_vllm: str) -> None:
+async def test_prefix_hits_are_the_same_tokens(real_vllm: str, look_alike: str) -> None:
     """Whole blocks only, and never the last token: for every length around the block boundaries."""
-    server = FaultyEngine(PROFILE, model_names=("tiny",), time_scale=0.0)
-    base = f"http://127.0.0.1:{await server.start()}"
     whole = token_ids(0, 77, 200)
-    try:
-        async with aiohttp.ClientSession() as session:
-            for length in (200, 200, 193, 192, 191, 129, 128, 65, 64, 33, 32, 31):
-                real = await completion(session, real_vllm, whole[:length])
-                simulated = await completion(session, base, whole[:length])
-                assert simulated["prompt_tokens"] == real["prompt_tokens"] == length
-                cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in (simulated, real)]
-                assert cached[0] == cached[1], f"prompt of {length} tokens"
-    finally:
-        await server.stop()
+    async with aiohttp.ClientSession() as session:
+        for length in (200, 200, 193, 192, 191, 129, 128, 65, 64, 33, 32, 31):
+            real = await completion(session, real_vllm, whole[:length])
+            simulated = await completion(session, look_alike, whole[:length])
+            assert simulated["prompt_tokens"] == real["prompt_tokens"] == length
+            cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in (simulated, real)]
+            assert cached[0] == cached[1], f"prompt of {length} tokens"
 
 
 _MESSAGES = [{"role": "user", "content": "hello world"}]
+_USAGE = {"max_tokens": 8, "stream_options": {"include_usage": True}}
 _STREAMS = [
-    ("/v1/chat/completions", {"messages": _MESSAGES, "max_tokens": 8, "stream_options": {"include_usage": True}}),
-    (
-        "/v1/chat/completions",
-        {
-            "messages": _MESSAGES,
-            "max_tokens": 8,
-            "n": 2,
-            "stream_options": {"include_usage": True},
-        },
-    ),
-    ("/v1/completions", {"prompt": "hello", "max_tokens": 8, "stream_options": {"include_usage": True}}),
+    ("/v1/chat/completions", {"messages": _MESSAGES, **_USAGE}),
+    ("/v1/chat/completions", {"messages": _MESSAGES, "n": 2, **_USAGE}),
+    ("/v1/completions", {"prompt": "hello", **_USAGE}),
     ("/v1/responses", {"input": "hello", "max_output_tokens": 40}),
     ("/v1/messages", {"messages": _MESSAGES, "max_tokens": 40}),
 ]
@@ -259,13 +256,8 @@ def kinds(stream: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize(("path", "body"), _STREAMS)
-async def test_streams_have_the_engines_shape(real_vllm: str, path: str, body: dict[str, Any]) -> None:
-    server = FaultyEngine(PROFILE, model_names=("tiny",), time_scale=0.0)
-    base = f"http://127.0.0.1:{await server.start()}"
-    try:
-        simulated, real = kinds(await events(base, path, body)), kinds(await events(real_vllm, path, body))
-    finally:
-        await server.stop()
+async def test_streams_have_the_engines_shape(real_vllm: str, look_alike: str, path: str, body: dict[str, Any]) -> None:
+    simulated, real = kinds(await events(look_alike, path, body)), kinds(await events(real_vllm, path, body))
     if body.get("n") == 2:  # the two choices interleave differently
         simulated, real = simulated[:1] + simulated[-3:], real[:1] + real[-3:]
     assert [name for name, _ in simulated] == [name for name, _ in real]
@@ -287,18 +279,13 @@ async def test_streams_have_the_engines_shape(real_vllm: str, path: str, body: d
         ("/v1/messages", b'{"model":"nope","max_tokens":2,"messages":[{"role":"user","content":"hello"}]}'),
     ],
 )
-async def test_errors_are_the_engines(real_vllm: str, path: str, body: bytes) -> None:
-    server = FaultyEngine(PROFILE, model_names=("tiny",), time_scale=0.0)
-    base = f"http://127.0.0.1:{await server.start()}"
+async def test_errors_are_the_engines(real_vllm: str, look_alike: str, path: str, body: bytes) -> None:
     answers = []
-    try:
-        async with aiohttp.ClientSession() as session:
-            for target in (base, real_vllm):
-                headers = {"Content-Type": "application/json"}
-                async with session.post(target + path, data=body, headers=headers) as answer:
-                    answers.append((answer.status, await answer.json()))
-    finally:
-        await server.stop()
+    async with aiohttp.ClientSession() as session:
+        for target in (look_alike, real_vllm):
+            headers = {"Content-Type": "application/json"}
+            async with session.post(target + path, data=body, headers=headers) as answer:
+                answers.append((answer.status, await answer.json()))
     (our_status, ours), (their_status, theirs) = answers
     assert our_status == their_status
     for key in ("type", "param", "code"):
