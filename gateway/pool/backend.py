@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from backends.client.call import Receiver, UpstreamCall
-from backends.client.upstream import UpstreamConnections
+from backends.client.upstream import Receiver, UpstreamCall, UpstreamConnections
 from backends.control_client import ControlClient
 from backends.engines.adapter import UNREADABLE, Adapter
 from backends.engines.by_metrics import OpenAiAdapter

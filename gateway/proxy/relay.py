@@ -18,7 +18,7 @@ import time
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from backends.client.call import UpstreamCall
+from backends.client.upstream import UpstreamCall
 from gateway.http.headers import Header, content_type, is_json, retry_after_s
 from gateway.proxy.engine_errors import engine_error, outcome_of
 from gateway.proxy.request_context import RequestContext

@@ -8,8 +8,7 @@ from typing import Any, cast
 from backends.answers.answer_usage import made_bytes, read_answer, usage_finder, usage_found
 from backends.answers.body import Usage
 from backends.answers.sse import Dialect, StreamMeter
-from backends.client.call import UpstreamCall
-from backends.client.upstream import UpstreamConnections, _Connection
+from backends.client.upstream import UpstreamCall, UpstreamConnections, _Connection
 from backends.engines.vllm import VllmAdapter
 from backends.health import read_models
 from backends.step_feed import _Clock, _FeedFault, _StepStream
