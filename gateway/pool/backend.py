@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from hashlib import blake2b
 from math import inf
 from typing import Final
 from urllib.parse import urlsplit
@@ -23,7 +25,6 @@ from backends.upstream_errors import UpstreamError
 from gateway.config.model import Config
 from gateway.config.sections.backends import BackendConfig, Isolation
 from gateway.request.body.payload import JsonPayload, Payload
-from gateway.request.prefix_hashes import salt_of
 
 logger = logging.getLogger("fairgate")
 
@@ -33,6 +34,8 @@ STANDSTILLS = 5
 """Fraction of `upstream_silence_s` after which an engine without a step goes out of service: two minutes by default.
 The longest steps, of prompts computed on CPUs, take less."""
 MODELS_MAX = 1000
+TENANTS_MAX: Final = 1024
+"""Tenants whose salts are cached: each request needs one."""
 TAKING_BODIES: Final = (b"POST ", b"PUT ", b"PATCH ")
 """Beginnings of heads that state a length, even if there is no body."""
 
@@ -207,3 +210,9 @@ def connection_key(config: BackendConfig, gateway: Config) -> tuple[object, ...]
     limits = gateway.limits
     where = (config.url, config.address, config.engine, config.api_key, config.tls, config.steps)
     return (*where, limits.upstream_connect_s, limits.upstream_silence_s)
+
+
+@lru_cache(maxsize=TENANTS_MAX)
+def salt_of(tenant: str) -> str:
+    """Return the salt by which engines separate a tenant's cached blocks. The salt hides the tenant's name."""
+    return blake2b(tenant.encode(), digest_size=12).hexdigest()

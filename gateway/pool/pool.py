@@ -19,14 +19,14 @@ from backends.upstream_errors import ConnectFailed, UpstreamError
 from gateway.config.model import Config, PoolConfig
 from gateway.config.section import is_of_batch
 from gateway.config.sections.backends import BackendConfig
-from gateway.pool.backend import PROBE_INTERVAL_S, Backend
+from gateway.pool.backend import PROBE_INTERVAL_S, Backend, salt_of
 from gateway.pool.breaks import Breaks
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.shared import SharedTables, admission_engine, engine_settings, policy_terms
 from gateway.pool.waiting import WaitingStreams
 from gateway.request.body.payload import Payload
 from gateway.request.estimate import TokenEstimator, exact_counter
-from gateway.request.prefix_hashes import prefix_hashes, salt_of
+from gateway.request.prompt import prefix_hashes
 from gateway.telemetry.background import Tasks
 from gateway.telemetry.record import RequestRecord
 from policies.admission.named import named_policy

@@ -6,6 +6,7 @@ from typing import Final
 
 from backends.answers.body import Usage
 from backends.answers.sse import Dialect
+from gateway.proxy.request_context import RequestContext
 from gateway.request.body.payload import Payload
 from gateway.request.routes import Route
 from policies.request import Request, ServiceTokens
@@ -16,19 +17,18 @@ ROUNDS_MAX: Final = 16
 """Most rounds of one Responses call. An engine that calls tools itself counts the tokens of every round."""
 
 
-def believed(
-    usage: Usage | None, counted: int, request: Request, payload: Payload, route: Route, context_tokens: int | None
-) -> ServiceTokens:
+def believed(usage: Usage | None, counted: int, request: Request, context: RequestContext) -> ServiceTokens:
     """Return the service that an answer took.
 
     `counted`: our count of the output, used if the engine reports none. The engine's output count is capped by the
     request's own limit and the model's context, its prompt count by the context, its cached tokens by the prompt. An
     answer in the background without a count is charged its maximum.
     """
+    payload, route = context.payload, context.route
     prompt, output = request.prompt_tokens, request.output_tokens_max if works_on(payload, usage) else counted
     if usage is None:
         return ServiceTokens(prompt, output)
-    room = context_tokens or CONTEXT_TOKENS_UNKNOWN
+    room = context.serving_pool.context_tokens_max(payload.model) or CONTEXT_TOKENS_UNKNOWN
     if route.dialect is Dialect.RESPONSES:
         room *= ROUNDS_MAX
     if usage.prompt_tokens:

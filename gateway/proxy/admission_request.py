@@ -68,7 +68,6 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
         if pool.claims is not None:
             conversation = payload.conversation if generates else NO_FIELDS.messages
             claim, instruction_bytes = pool.claims.read(fields, payload, conversation, flow)
-            instruction_bytes += payload.instruction_bytes
             if instruction_bytes:
                 system_tokens = prompt_tokens * instruction_bytes // payload.prompt.size
     return Request(

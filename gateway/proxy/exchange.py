@@ -19,7 +19,7 @@ whose answers break anyhow.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from backends.answers.answer_keys import AnswerKeys
 from backends.answers.answer_usage import made_bytes, read_answer, usage_finder, usage_found
@@ -29,6 +29,8 @@ from backends.answers.sse import Dialect, StreamMeter, is_event_stream
 from backends.upstream_errors import ProtocolViolation, ReadTimeout, UpstreamError
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import Header, content_type, header_of, is_json, is_text, retry_after_s
+from gateway.pool.backend import Backend
+from gateway.pool.pool import Pool
 from gateway.proxy.account import believed, works_on
 from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX
 from gateway.proxy.model_name_filter import ModelNameFilter
@@ -39,10 +41,6 @@ from gateway.request.interaction_claim import answer_keys
 from gateway.telemetry.record import NO_SERVICE, Outcome
 from policies.admission.decisions import Failure, Reject
 from policies.request import Request, ServiceTokens
-
-if TYPE_CHECKING:
-    from gateway.pool.backend import Backend
-    from gateway.pool.pool import Pool
 
 NOT_STREAMED: Final = "the engine answered in one piece where a stream was asked for, and had been begun"
 BREAKING: Final = "most of your latest answers broke off at the engines; slow down, and see what breaks them"
@@ -61,16 +59,17 @@ class Exchange(Relay):
     _ending: JsonEndCheck
     """Check of an answer in one piece that is relayed as it comes, while `_finder` searches it for its usage."""
 
-    def __init__(self, context: RequestContext, request: Request, upstream_head: bytes) -> None:
-        super().__init__(context, upstream_head)
+    def __init__(self, context: RequestContext, request: Request) -> None:
+        super().__init__(context)
         self.request = request
         self._pool = context.serving_pool
-        self._name_filter = ModelNameFilter.for_payload(context.payload)
         self._held_bytes = 0
         self._begin_answer()
 
     def _begin_answer(self) -> None:
         """Prepare for an answer from its beginning."""
+        asked, model = self.context.payload.asked, self.context.payload.model
+        self._name_filter = None if asked in ("", model) else ModelNameFilter(asked)
         self._meter: StreamMeter | None = None
         self._held: list[bytes] = []
         self._held_bytes_max = self._pool.response_buffer_bytes_max
@@ -112,7 +111,7 @@ class Exchange(Relay):
         self.request = self.context.request = request
         self.context.model = self.context.payload.model
         self._pool = self.context.serving_pool = pool
-        self._name_filter = ModelNameFilter.for_payload(self.context.payload)
+        self._begin_answer()
 
     def reject(self, error: ApiError, service: ServiceTokens | None = None) -> None:
         """Reject a request that waits, or that an engine has returned after this service."""
@@ -352,7 +351,7 @@ class Exchange(Relay):
             return 0
         length *= is_text(content_type(self._headers))
         tokens = max(1, round(length / self._pool.estimator.bytes_per_token))
-        return self._believed(Usage(None, tokens), 0).output
+        return believed(Usage(None, tokens), 0, self.request, self.context).output
 
     def fail_with_error(self, body: bytes) -> None:
         """End with the engine's error. The quota counts no tokens; the order charges the prompt (`RequestLedger`)."""
@@ -378,7 +377,7 @@ class Exchange(Relay):
     def _settle(self, usage: Usage | None, counted: int, awaits_more: bool | None, name: str, keys: AnswerKeys) -> None:
         """End with a complete answer: learn from it, and report its service. `counted`: tokens counted here."""
         self._pool.answered(self.backend, self.context.tenant)
-        service = self._believed(usage, counted)
+        service = believed(usage, counted, self.request, self.context)
         request, payload = self.request, self.context.payload
         if usage is not None and usage.prompt_tokens:
             self._pool.estimator.learn(payload.prompt, usage.prompt_tokens)
@@ -406,14 +405,8 @@ class Exchange(Relay):
         else:
             return self._pool.dispatcher.received(self.request.id)
         # A usage reported before the end may be outdated.
-        service = self._believed(usage, counted)
+        service = believed(usage, counted, self.request, self.context)
         return ServiceTokens(service.prompt, max(service.output, counted), service.cached)
-
-    def _believed(self, usage: Usage | None, counted: int) -> ServiceTokens:
-        """Return the service to charge, by the engine's usage and the gateway's own count (`account.believed`)."""
-        context = self.context
-        context_tokens = self._pool.context_tokens_max(context.payload.model)
-        return believed(usage, counted, self.request, context.payload, context.route, context_tokens)
 
     def end(self, outcome: str, reason: str, service: ServiceTokens = NO_SERVICE) -> None:
         self._pool.answers_bytes -= self._held_bytes

@@ -35,7 +35,7 @@ class PassThrough(Relay):
         bypass_limiter: BypassLimiter,
         settled: Callable[[RequestContext, str], None],
     ) -> None:
-        super().__init__(context, b"")
+        super().__init__(context)
         self._engines = engines
         self._bypass_limiter = bypass_limiter
         self._settled = settled
@@ -48,7 +48,6 @@ class PassThrough(Relay):
         """Count the request as running, and send it. Only the end of the request releases the count."""
         backend = next(self._engines)
         self._bypass_limiter.begin(self.context.tenant)
-        self._upstream_head = self.context.upstream_head()
         self.context.responder.on_disconnect = self._client_gone
         self.send(backend, self._payload)
 

@@ -36,7 +36,7 @@ from gateway.request.cors import Cors
 from gateway.request.routes import MODELS, RouteKind, Routes
 from gateway.telemetry.record import NO_SERVICE, Outcome, RequestRecord
 from gateway.telemetry.trace import TraceSampler
-from policies.request import Request, State
+from policies.request import State
 
 logger = logging.getLogger("fairgate")
 
@@ -149,7 +149,7 @@ class Pipeline:
 
     def handle(self, request: RequestContext, responder: Responder) -> None:
         """Handle a complete request."""
-        request.arrived(responder, time.monotonic())
+        request.responder, request.arrived_s = responder, time.monotonic()
         self._trace(request)
         try:
             self._handle(request)
@@ -180,7 +180,7 @@ class Pipeline:
         if error is None:
             self.handle(context, responder)
         else:
-            context.arrived(responder, time.monotonic())
+            context.responder, context.arrived_s = responder, time.monotonic()
             self.failed(context, error)
 
     def model_error(self, principal: Principal, model: str) -> ApiError | None:
@@ -215,7 +215,7 @@ class Pipeline:
                 context.body = b""
                 passes.begin()
             else:
-                self._submit(context, self._admit(context))
+                self._admit(context)
 
     def ended(self, context: RequestContext, outcome: str, reason: str) -> None:
         """Record the end of a request that no engine had."""
@@ -224,8 +224,8 @@ class Pipeline:
 
     # --- requests that need admission ---
 
-    def _admit(self, context: RequestContext) -> Request:
-        """Return the admission request, and prepare the body for an engine."""
+    def _admit(self, context: RequestContext) -> None:
+        """Ask for admission, with the body prepared for an engine."""
         payload, route = context.payload, context.route
         context.responses, context.keyring = self.responses, self.keyring
         context.model, context.stream = payload.model, payload.stream
@@ -238,15 +238,10 @@ class Pipeline:
         self.keyring.check_user(context.tenant, request.flow.user)
         if payload.stream and not payload.asks_usage and route.reports_usage and isinstance(payload, JsonPayload):
             payload.ask_usage()
-        return request
-
-    @staticmethod
-    def _submit(context: RequestContext, request: Request) -> None:
-        head = context.upstream_head()
         # Where nothing is generated, the engine's count of prompt tokens is checked against the commas.
-        context.payload.drop_unsent(counts_commas=not context.route.generates)
+        payload.drop_unsent(counts_commas=not route.generates)
         context.body = b""
-        Exchange(context, request, head).submit()
+        Exchange(context, request).submit()
 
     def _pool_for(self, context: RequestContext) -> Pool:
         """Return the pool that serves a request, and write that pool's name of the model into the payload."""

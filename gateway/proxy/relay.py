@@ -16,18 +16,16 @@ from __future__ import annotations
 
 import time
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from backends.client.upstream import UpstreamCall
 from gateway.http.headers import Header, content_type, is_json, retry_after_s
+from gateway.pool.backend import Backend
 from gateway.proxy.engine_errors import engine_error, outcome_of
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.payload import Payload
 from gateway.telemetry.record import NO_SERVICE
 from policies.request import ServiceTokens
-
-if TYPE_CHECKING:
-    from gateway.pool.backend import Backend
 
 
 class Phase(IntEnum):
@@ -79,10 +77,10 @@ class Relay:
     backend: Backend
     """The engine that has the request, or had it last."""
 
-    def __init__(self, context: RequestContext, upstream_head: bytes) -> None:
+    def __init__(self, context: RequestContext) -> None:
         self.context = context
         self.phase = Phase.WAITING
-        self._upstream_head = upstream_head
+        self._upstream_head = context.upstream_head()
         self._call: UpstreamCall | None = None
         self._status = 0
         self._headers: list[Header] = []

@@ -1,4 +1,9 @@
-"""The size and the beginning of a prompt, without copies of long text."""
+"""The size of a prompt, without copies of long text, and hashes of its leading blocks.
+
+By the hashes a policy finds the engine that has the prompt in its cache. Nothing is tokenized: the hashes are of the
+prompt's JSON, in the order of chat templates. Equal beginnings of the text are equal beginnings of the tokens, as long
+as the client writes its JSON the same way each time.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,19 @@ import re
 from itertools import islice
 from typing import Final
 
+from xxhash import xxh3_64, xxh3_64_intdigest
+
 ATTACHMENT: Final = b";base64,"
 """Mark before the bytes of an inline image or audio clip."""
 ATTACHMENTS_MAX: Final = 1 << 12
 """Most attachments that are counted; further ones count as text."""
 PROSE_BYTES: Final = 512
 """Bytes per semicolon below which text counts as code."""
+BLOCK_BYTES: Final = 512
+"""Bytes of a hashed block, about 128 tokens of English: eight blocks of vLLM."""
+BLOCKS_MAX: Final = 64
+"""Most blocks after the first one. So many blocks tell the cached part of a long prompt to within a thirty-second of
+the prompt."""
 _ATTACHED: Final = re.compile(rb";base64,[A-Za-z0-9+/=\\]++")
 
 
@@ -83,3 +95,25 @@ def holds_attachment(text: bytes, at: int) -> bool:
 def without_attachments(text: bytes) -> bytes:
     """Return the text without attachments."""
     return _ATTACHED.sub(b"", text)
+
+
+def prefix_hashes(prompt: bytes, seed: bytes) -> tuple[int, ...]:
+    """Return hashes of the prompt's beginnings: of its first block, of all up to the end of each later block, and of
+    all.
+
+    Prompts under different seeds (model and cache salt) share no hash. A prompt too long for `BLOCKS_MAX` has blocks of
+    twice the length, or four times, and so on. All prompts hash a beginning of one length alike, so a growing
+    conversation keeps matching.
+    """
+    if not prompt:
+        return ()
+    size, step = len(prompt), BLOCK_BYTES
+    while size > step * BLOCKS_MAX:
+        step *= 2
+    begun = xxh3_64(prompt[:BLOCK_BYTES], xxh3_64_intdigest(seed))
+    hashes, at = [begun.intdigest()], BLOCK_BYTES
+    for end in range(max(step, 2 * BLOCK_BYTES), size + step, step):
+        begun.update(prompt[at:end])
+        hashes.append(begun.intdigest())
+        at = end
+    return tuple(hashes)

@@ -122,11 +122,6 @@ class Payload:
         return self.fields.prompt if self.api is COMPLETIONS else NO_FIELDS.prompt
 
     @property
-    def instruction_bytes(self) -> int:
-        """Bytes of the JSON of instructions beside the conversation."""
-        return len(self.fields.system) + len(self.fields.instructions)
-
-    @property
     def conversation(self) -> Raw:
         """JSON of the conversation; empty if the request has none."""
         found: Raw = getattr(self.fields, self.api.conversation) if self.api.conversation else NO_FIELDS.messages
