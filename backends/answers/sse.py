@@ -13,8 +13,16 @@ from typing import Final
 
 import msgspec
 
-from backends.answers.answer_keys import KEY_BYTES_MAX, AnswerKeys
-from backends.answers.answer_usage import TOOL_ITEMS, asks_for_more, holds_any, short_value, taken_together, usage_of
+from backends.answers.answer import (
+    KEY_BYTES_MAX,
+    TOOL_ITEMS,
+    AnswerKeys,
+    asks_for_more,
+    holds_any,
+    short_value,
+    taken_together,
+    usage_of,
+)
 from backends.answers.body import (
     Delta,
     Envelope,

@@ -21,8 +21,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from backends.answers.answer_keys import AnswerKeys
-from backends.answers.answer_usage import made_bytes, read_answer, usage_finder, usage_found
+from backends.answers.answer import Answer, made_bytes, read_answer, usage_finder, usage_found
 from backends.answers.body import Usage
 from backends.answers.members import MemberFinder
 from backends.answers.sse import Dialect, StreamMeter, is_event_stream
@@ -44,7 +43,6 @@ from policies.request import Request, ServiceTokens
 
 NOT_STREAMED: Final = "the engine answered in one piece where a stream was asked for, and had been begun"
 BREAKING: Final = "most of your latest answers broke off at the engines; slow down, and see what breaks them"
-NO_ANSWER_KEYS: Final = AnswerKeys()
 RETRYABLE_IN_STREAM: Final = frozenset({429, 503})
 
 
@@ -265,7 +263,8 @@ class Exchange(Relay):
             self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
             self.end(Outcome.FAILED, Reason.BACKEND_FAILED.value, service)
         else:
-            self._settle(meter.usage, meter.token_events, meter.awaits_more, meter.answer_id, meter.keys)
+            answer = Answer(meter.usage, meter.awaits_more, meter.answer_id, meter.keys)
+            self._settle(answer, meter.token_events)
 
     # --- whole bodies ---
 
@@ -323,7 +322,7 @@ class Exchange(Relay):
             self.context.responder.end()
             usage = usage_found(self._finder)
             made = self._made_tokens(self._answer_bytes) if usage is None or usage.output_tokens is None else 0
-            self._settle(usage, made, None, "", NO_ANSWER_KEYS)
+            self._settle(Answer(usage), made)
             return
         body = self._held[0] if len(self._held) == 1 else b"".join(self._held)
         is_success = 200 <= self._status < 300
@@ -340,7 +339,7 @@ class Exchange(Relay):
             self.context.answer(self._status, self._headers, shown)
             usage = answer.usage
             made = self._made_tokens(made_bytes(body)) if usage is None or usage.output_tokens is None else 0
-            self._settle(usage, made, answer.awaits_more, answer.id, answer.keys)
+            self._settle(answer, made)
         else:
             self.fail_with_error(body)
 
@@ -374,19 +373,20 @@ class Exchange(Relay):
         if not self.refuse_if_revoked(received):
             self._pool.dispatcher.failed(self.request.id, failure, None, again_s)
 
-    def _settle(self, usage: Usage | None, counted: int, awaits_more: bool | None, name: str, keys: AnswerKeys) -> None:
+    def _settle(self, answer: Answer, counted: int) -> None:
         """End with a complete answer: learn from it, and report its service. `counted`: tokens counted here."""
         self._pool.answered(self.backend, self.context.tenant)
-        service = believed(usage, counted, self.request, self.context)
+        usage, awaits_more = answer.usage, answer.awaits_more
         request, payload = self.request, self.context.payload
+        service = believed(usage, counted, request, self.context)
         if usage is not None and usage.prompt_tokens:
             self._pool.estimator.learn(payload.prompt, usage.prompt_tokens)
         if not awaits_more and (payload.demands_tool or request.claim.extends):
             awaits_more = None  # both end with the reason "stop", whether more follows or not
         if self._pool.claims is not None and not request.claim.explicit:
-            goes_on_by = name if self.context.route.dialect is Dialect.RESPONSES else ""
-            request.progress.answer_keys = answer_keys(request.claim, keys, goes_on_by)
-        self.context.gives_out(name)
+            goes_on_by = answer.id if self.context.route.dialect is Dialect.RESPONSES else ""
+            request.progress.answer_keys = answer_keys(request.claim, answer.keys, goes_on_by)
+        self.context.gives_out(answer.id)
         if works_on(payload, usage):
             self._pool.dispatcher.cancelled(request.id, service)  # an answer still to come teaches nothing
         else:

@@ -20,7 +20,7 @@ from zlib import crc32
 
 from msgspec import Raw
 
-from backends.answers.answer_keys import AnswerKeys
+from backends.answers.answer import AnswerKeys
 from gateway.config.sections.apps import InteractionRules
 from gateway.http.errors import ApiError, Reason
 from gateway.request.body.payload import Payload

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from backends.answers.answer_usage import made_bytes, read_answer, usage_finder, usage_found
+from backends.answers.answer import made_bytes, read_answer, usage_finder, usage_found
 from backends.answers.body import Usage
 from backends.answers.sse import Dialect, StreamMeter
 from backends.client.upstream import UpstreamCall, UpstreamConnections, _Connection

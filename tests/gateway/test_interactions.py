@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backends.answers.answer_keys import AnswerKeys
+from backends.answers.answer import AnswerKeys
 from gateway.config.sections.apps import InteractionRules
 from gateway.http.errors import ApiError
 from gateway.request.apis import CHAT, COMPLETIONS, RESPONSES
