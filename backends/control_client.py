@@ -64,7 +64,7 @@ class ControlClient:
                 async for piece in response.content.iter_chunked(65536):
                     body += piece
                     if len(body) > BODY_BYTES_MAX:
-                        raise ProtocolViolation(url, f"more than {BODY_BYTES_MAX} bytes", before_first_byte=False)
+                        raise ProtocolViolation(url, f"more than {BODY_BYTES_MAX} bytes")
                 status = response.status
         except TimeoutError as error:
             raise ConnectFailed(url, f"no answer within {timeout_s:g} s") from error
@@ -75,5 +75,5 @@ class ControlClient:
             why = f"status {status}, not 200"
             if status in (401, 403):
                 why = f"status {status}: the api_key of this backend is missing or wrong"
-            raise ProtocolViolation(url, why, before_first_byte=False)
+            raise ProtocolViolation(url, why)
         return bytes(body)

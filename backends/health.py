@@ -150,7 +150,7 @@ def read_models(url: str, body: bytes) -> list[ModelCard]:
     try:
         cards = msgspec.json.decode(body, type=_ModelList).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolViolation(url, f"/v1/models is no list of models: {error}", before_first_byte=False) from error
+        raise ProtocolViolation(url, f"/v1/models is no list of models: {error}") from error
     for card in cards:
         if card.max_model_len is not None and not 0 < card.max_model_len <= _MODEL_LEN_MAX:
             card.max_model_len = None

@@ -354,7 +354,7 @@ class _Connection(asyncio.Protocol):
             self._begins_as_http11 = data.startswith(b"HTTP/1.1 ")
             if not self._begins_as_http11 and data.lstrip(b"\r\n")[:1] not in (b"H", b""):
                 # The parser accepts RTSP and ICE as well.
-                self.fail(ProtocolViolation(self._pool.name, "does not speak HTTP", before_first_byte=False))
+                self.fail(ProtocolViolation(self._pool.name, "does not speak HTTP"))
                 return
         was_head_done = self._is_head_done
         try:
@@ -371,7 +371,7 @@ class _Connection(asyncio.Protocol):
             return
         payload = self._take_payload(len(data), was_head_done)
         if self._violation and not self._is_complete:
-            self.fail(ProtocolViolation(self._pool.name, self._violation, before_first_byte=False))
+            self.fail(ProtocolViolation(self._pool.name, self._violation))
             return
         is_head_new = self._is_head_done and not was_head_done
         if is_head_new and self._is_kept_alive and not self._is_bodiless:

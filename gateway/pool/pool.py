@@ -25,8 +25,7 @@ from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.shared import SharedTables, admission_engine, engine_settings, policy_terms
 from gateway.pool.waiting import WaitingStreams
 from gateway.request.body.payload import Payload
-from gateway.request.estimate import TokenEstimator, exact_counter
-from gateway.request.prompt import prefix_hashes
+from gateway.request.prompt import TokenEstimator, exact_counter, prefix_hashes
 from gateway.telemetry.background import Tasks
 from gateway.telemetry.record import RequestRecord
 from policies.admission.named import named_policy
@@ -312,14 +311,8 @@ class Pool:
             backend.feed = StepFeed(client, backend.adapter.steps_path, observe, partial(self._log_feed, backend))
             readers.append(self._background.repeat(backend.feed.run_once, "steps", of))
         if backend.adapter.metrics_paths:
-            scraper = Scraper(
-                backend.adapter,
-                client,
-                self.config.capacity.scrape_interval_s,
-                on_snapshot=observe,
-                feed=backend.feed,
-                standstill=backend.standstill,
-            )
+            interval_s, standstill = self.config.capacity.scrape_interval_s, backend.standstill
+            scraper = Scraper(backend.adapter, client, interval_s, observe, feed=backend.feed, standstill=standstill)
             readers.append(self._background.repeat(scraper.run_once, "metrics", of))
 
     def _unwatch(self, backend: Backend) -> None:

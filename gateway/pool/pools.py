@@ -15,7 +15,7 @@ from gateway.pool.backend import Backend, connection_key
 from gateway.pool.engine_addresses import Addresses, Resolver
 from gateway.pool.pool import RETIRE_LOOK_S, Pool, estimator_of
 from gateway.pool.shared import SharedTables
-from gateway.request.estimate import TokenEstimator
+from gateway.request.prompt import TokenEstimator
 from gateway.storage.store import PoolIdentity
 from gateway.telemetry.background import OperationalError, Tasks
 from gateway.telemetry.record import RequestRecord

@@ -29,11 +29,7 @@ LOG_AGAIN_S: Final = 60.0
 """Interval of equal log lines about one backend."""
 
 _INTERNAL: Final = re.compile(r'Traceback \(most recent call last\)|File "[^"]+", line [0-9]|<(?:!doctype|html)', re.I)
-_REASONS: Final = {
-    404: Reason.NOT_FOUND,
-    405: Reason.NOT_FOUND,
-    413: Reason.BODY_TOO_LARGE,
-}
+_REASONS: Final = {404: Reason.NOT_FOUND, 405: Reason.NOT_FOUND, 413: Reason.BODY_TOO_LARGE}
 _BUSY: Final = frozenset({429, 503, 529})
 _NO_LEAVE: Final = frozenset({401, 403, 407})
 _TROUBLE: Final = "the engine failed on this request"

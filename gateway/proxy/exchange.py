@@ -226,7 +226,7 @@ class Exchange(Relay):
 
     def _break_off_truncated(self, what: str) -> None:
         """Break off an answer that the engine ended as if it were complete. `what`: the engine's fault."""
-        error = ProtocolViolation(self.backend.name, what, before_first_byte=False)
+        error = ProtocolViolation(self.backend.name, what)
         self._pool.answered(self.backend, self.context.tenant, error, self.context.dispatched_s)
         self._break_off(Reason.BACKEND_FAILED, "the engine broke off its answer")
 

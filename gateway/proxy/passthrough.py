@@ -78,7 +78,7 @@ class PassThrough(Relay):
             return
         if self._ending.is_missing:
             what = "ended an answer before its end"
-            self.failed(ProtocolViolation(self.backend.name, what, before_first_byte=False))
+            self.failed(ProtocolViolation(self.backend.name, what))
             return
         responder = self.context.responder
         if responder.started:

@@ -172,9 +172,7 @@ class RequestContext(HttpRequest):
         """Return a meter for an event stream that holds `choices` answers side by side."""
         dialect = self.route.dialect
         strip = self.route.reports_usage and self.payload.stream and not self.payload.asks_usage
-        meter = StreamMeter(dialect, strip_usage=strip, own_error=OWN_ERROR_EVENTS[dialect])
-        meter.choices = choices
-        return meter
+        return StreamMeter(dialect, strip_usage=strip, own_error=OWN_ERROR_EVENTS[dialect], choices=choices)
 
     def id_field(self) -> Header:
         """Return the header field with the request's id."""

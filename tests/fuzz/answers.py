@@ -26,7 +26,8 @@ def _well(usage: Usage | None) -> bool:
 
 
 def _metered(data: list[bytes], dialect: Dialect, own_error: bytes) -> tuple[bytes, tuple[Any, ...]]:
-    meter = StreamMeter(dialect, strip_usage=False, own_error=own_error, tail_bytes_max=16384)
+    meter = StreamMeter(dialect, strip_usage=False, own_error=own_error)
+    meter.tail_bytes_max = 16384
     out = [meter.feed(piece) for piece in data]
     out.append(meter.flush())
     usage = meter.usage

@@ -20,7 +20,8 @@ _LAST: Final = b"--"
 PARTS_MAX: Final = 128
 HEAD_BYTES_MAX: Final = 4096
 VALUE_BYTES_MAX: Final = 256
-AUDIO_PROMPT: Final = Prompt(b"", 0, 1, 0)
+AUDIO_PROMPT: Final = Prompt(b"")
+AUDIO_PROMPT.attachments = 1
 """The prompt of an upload, which counts as one inline clip. The clip's beginning and tokens are unknown."""
 
 _TYPE: Final = b"multipart/form-data"

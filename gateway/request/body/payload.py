@@ -35,7 +35,7 @@ from gateway.request.fields import (
     decode_user,
     encode,
 )
-from gateway.request.prompt import Prompt, prompt_of
+from gateway.request.prompt import Prompt
 
 SEQUENCES_MAX: Final = 128
 _BRACE: Final = ord("{")
@@ -185,7 +185,7 @@ def read_json(body: bytes, api: Api) -> JsonPayload:
         body if values[STEERING_AT:] == NO_STEERING else _without_steering(body),
         fields,
         api,
-        prompt_of(bytes(parts[0]) if len(parts) == 1 else b"".join(parts)),
+        Prompt(bytes(parts[0]) if len(parts) == 1 else b"".join(parts)),
         _prompts(fields.prompt) if fields.prompt and "prompt" in api.prompt else 1,
         fields.model or "",
         _flag(fields.stream, "stream"),
