@@ -149,9 +149,7 @@ class UpstreamConnections:
         counts = f"{len(self._busy)} busy, {len(self._idle)} idle, {connecting} connecting"
         return f"<UpstreamConnections {self.name}: {counts}>"
 
-    def send(
-        self, head: bytes, body: bytes | memoryview, receiver: Receiver, *, is_fresh: bool = False
-    ) -> UpstreamCall:
+    def send(self, head: bytes, body: bytes | memoryview, receiver: Receiver, is_fresh: bool = False) -> UpstreamCall:
         """Send one request and return at once; `receiver` is called later.
 
         Args:

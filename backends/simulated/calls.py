@@ -30,14 +30,12 @@ class Endpoint:
         prompts: returns the prompts of a body as text, or raises CallRefusedError.
         limits: fields of the output limit, of which the first one given counts. Without any nothing is generated.
         limit: output limit of a body without one; None takes the rest of the context.
-        has_choices: whether a body may ask for several choices.
     """
 
     path: str
     prompts: Callable[[dict[str, Any]], list[bytes]]
     limits: tuple[str, ...] = ()
     limit: int | None = None
-    has_choices: bool = False
 
 
 @dataclass(eq=False)
@@ -127,7 +125,7 @@ def read_call(endpoint: Endpoint, raw: bytes, profile: EngineProfile, model_name
         model=str(model),
         prompts=prompts,
         max_tokens=_max_tokens(endpoint, body, max(prompt.tokens for prompt in prompts), profile.max_model_len),
-        n=_integer(body, "n", 1, 1, _CHOICES_MAX) if endpoint.has_choices else 1,
+        n=_integer(body, "n", 1, 1, _CHOICES_MAX),
         stream=bool(body.get("stream")) and bool(endpoint.limits),
         ignore_eos=bool(body.get("ignore_eos")),
         include_usage=bool(options.get("include_usage")),
@@ -225,8 +223,7 @@ CHAT: Final = Endpoint(
     "/v1/chat/completions",
     lambda body: [render_chat(required(body, "messages"), body.get("tools"))],
     ("max_completion_tokens", "max_tokens"),
-    has_choices=True,
 )
 COMPLETION: Final = Endpoint(
-    "/v1/completions", lambda body: texts(required(body, "prompt"), "prompt"), ("max_tokens",), 16, has_choices=True
+    "/v1/completions", lambda body: texts(required(body, "prompt"), "prompt"), ("max_tokens",), 16
 )

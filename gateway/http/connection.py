@@ -32,6 +32,7 @@ _ORIGIN: Final = re.compile(rb"\r\norigin:[ \t]*([!-~]+)[ \t]*(?=\r\n)", re.IGNO
 """Finds the origin even in a head that is refused unread, so that a page in a browser may read the error."""
 _NEVER: Final = float("inf")
 _EVERY_SWEEP: Final = 0.0
+_INTERNAL_ERROR: Final = ApiError(Reason.INTERNAL_ERROR, "The gateway failed on this request.")
 
 # The states of a connection. Only the first two read a request.
 _HEAD: Final = 0
@@ -39,10 +40,6 @@ _BODY: Final = 1
 _ANSWER: Final = 2
 _LINGER: Final = 3
 _CLOSED: Final = 4
-
-
-def _internal_error() -> ApiError:
-    return ApiError(Reason.INTERNAL_ERROR, "The gateway failed on this request.")
 
 
 class Connection(asyncio.Protocol):
@@ -163,7 +160,7 @@ class Connection(asyncio.Protocol):
             self._refuse(error, data[at:])
         except Exception:  # a fault with one request ends no other
             _log.exception("the head hook failed")
-            self._refuse(_internal_error())
+            self._refuse(_INTERNAL_ERROR)
         if self._state == _ANSWER or (self._writing_paused and self._state < _ANSWER):
             if at < size:
                 self._keep(data[at:])
@@ -215,7 +212,7 @@ class Connection(asyncio.Protocol):
             if responder.started:
                 responder.abort()
             else:
-                error = _internal_error()
+                error = _INTERNAL_ERROR
                 responder.respond(error.status, error.headers(), error.body(dialect_of(request.path)))
 
     def _new_responder(self, request: HttpRequest, *, keep_alive: bool) -> Responder:

@@ -383,7 +383,7 @@ class Pool:
         now = self.dispatcher.clock()
         self.breaks.answered(backend.name, tenant, now, broke=error is not None, began_s=began_s)
         if error is None:
-            backend.health.answered()
+            backend.health.failures = 0  # an answer ends the row
             return
         leases = self.dispatcher.engine.backends[backend.name].leases.values()
         is_shared = any([payer(lease.request.flow.tenant) != tenant for lease in leases])

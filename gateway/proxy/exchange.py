@@ -50,7 +50,7 @@ class Exchange(Relay):
     """A client's request, its place in the pool, and the answer. The `AdmissionClient` of its pool."""
 
     __slots__ = (
-        "_answer_bytes", "_ending", "_finder", "_held", "_held_bytes", "_held_bytes_max", "_meter", "_name_filter",
+        "_answer_bytes", "_ending", "_finder", "_held", "_held_bytes_max", "_meter", "_name_filter",
         "_pool", "request",
     )  # fmt: skip
 
@@ -61,7 +61,6 @@ class Exchange(Relay):
         super().__init__(context)
         self.request = request
         self._pool = context.serving_pool
-        self._held_bytes = 0
         self._begin_answer()
 
     def _begin_answer(self) -> None:
@@ -73,6 +72,7 @@ class Exchange(Relay):
         self._held_bytes_max = self._pool.response_buffer_bytes_max
         self._answer_bytes = 0
         self._finder: MemberFinder | None = None
+        """Reader of an answer that is too long to hold, and relayed; None while the answer is held."""
 
     def submit(self) -> None:
         self.context.responder.on_disconnect = lambda: self._abandon(Outcome.ABANDONED, "client_disconnected")
@@ -281,7 +281,6 @@ class Exchange(Relay):
             self.context.responder.write(self._with_client_model(data))
             return
         self._held.append(data)
-        self._held_bytes += len(data)
         pool = self._pool
         pool.answers_bytes += len(data)
         is_error = not 200 <= self._status < 300
@@ -296,8 +295,8 @@ class Exchange(Relay):
             self._break_off(Reason.BACKEND_FAILED, NOT_STREAMED)
         else:
             self.phase = RELAYED[self.phase]
-            held = b"".join(self._held)
-            self._drop_held()
+            held, self._held = b"".join(self._held), []
+            pool.answers_bytes -= self._answer_bytes
             self._finder = usage_finder()
             self._finder.feed(held)
             self._ending = JsonEndCheck(self._headers)
@@ -307,11 +306,6 @@ class Exchange(Relay):
     def _with_client_model(self, data: bytes) -> bytes:
         """Return a piece of the answer with the client's name for the model (`ModelNameFilter.apply`)."""
         return data if self._name_filter is None else self._name_filter.apply(data, goes_on=True)
-
-    def _drop_held(self) -> None:
-        """Drop the held bytes of the answer."""
-        self._pool.answers_bytes -= self._held_bytes
-        self._held, self._held_bytes = [], 0
 
     def _complete_body(self) -> None:
         """End an answer in one piece: judge it, send it if it was held, and settle."""
@@ -367,7 +361,7 @@ class Exchange(Relay):
         received = self._received() if failure is Failure.PREEMPTED else NO_SERVICE
         self.phase = RETURNED[self.phase]
         self._call = self.context.responder.on_pause = self.context.responder.on_resume = None
-        self._drop_held()
+        self._pool.answers_bytes -= self._answer_bytes
         self._begin_answer()
         self.context.returned()
         if not self.refuse_if_revoked(received):
@@ -409,7 +403,8 @@ class Exchange(Relay):
         return ServiceTokens(service.prompt, max(service.output, counted), service.cached)
 
     def end(self, outcome: str, reason: str, service: ServiceTokens = NO_SERVICE) -> None:
-        self._pool.answers_bytes -= self._held_bytes
+        if self._finder is None:
+            self._pool.answers_bytes -= self._answer_bytes
         self.context.stop_waiting()
         super().end(outcome, reason, service)
         self._pool.ended(self.context)
