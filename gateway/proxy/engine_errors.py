@@ -15,7 +15,6 @@ import msgspec
 
 from backends.answers.sse import Dialect
 from gateway.http.errors import ApiError, EngineError, Reason
-from gateway.telemetry.record import Outcome
 
 logger = logging.getLogger("fairgate")
 
@@ -72,11 +71,6 @@ def engine_error(backend: str, status: int, body: bytes, again_s: float = 0.0) -
         param=param if isinstance(param, str) else None,
         code=code if isinstance(code, str) or type(code) is int else None,
     )
-
-
-def outcome_of(error: ApiError) -> str:
-    """Return the outcome: refused for a faulty request, else failed."""
-    return Outcome.REFUSED if isinstance(error, EngineError) else Outcome.FAILED
 
 
 def _error_fields(body: bytes) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import Header, content_type, header_of, is_json, is_text, retry_after_s
 from gateway.pool.backend import Backend
 from gateway.pool.pool import Pool
-from gateway.proxy.account import believed, works_on
 from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX
 from gateway.proxy.model_name_filter import ModelNameFilter
 from gateway.proxy.refusals import failure_error, refusal_error, revoked_key_error
@@ -44,6 +43,10 @@ from policies.request import Request, ServiceTokens
 NOT_STREAMED: Final = "the engine answered in one piece where a stream was asked for, and had been begun"
 BREAKING: Final = "most of your latest answers broke off at the engines; slow down, and see what breaks them"
 RETRYABLE_IN_STREAM: Final = frozenset({429, 503})
+CONTEXT_TOKENS_UNKNOWN: Final = 1 << 20
+"""Context assumed for a model whose engines report none."""
+ROUNDS_MAX: Final = 16
+"""Most rounds of one Responses call. An engine that calls tools itself counts the tokens of every round."""
 
 
 class Exchange(Relay):
@@ -344,7 +347,7 @@ class Exchange(Relay):
             return 0
         length *= is_text(content_type(self._headers))
         tokens = max(1, round(length / self._pool.estimator.bytes_per_token))
-        return believed(Usage(None, tokens), 0, self.request, self.context).output
+        return self._believed(Usage(None, tokens), 0).output
 
     def fail_with_error(self, body: bytes) -> None:
         """End with the engine's error. The quota counts no tokens; the order charges the prompt (`RequestLedger`)."""
@@ -372,7 +375,7 @@ class Exchange(Relay):
         self._pool.answered(self.backend, self.context.tenant)
         usage, awaits_more = answer.usage, answer.awaits_more
         request, payload = self.request, self.context.payload
-        service = believed(usage, counted, request, self.context)
+        service = self._believed(usage, counted)
         if usage is not None and usage.prompt_tokens:
             self._pool.estimator.learn(payload.prompt, usage.prompt_tokens)
         if not awaits_more and (payload.demands_tool or request.claim.extends):
@@ -381,7 +384,7 @@ class Exchange(Relay):
             goes_on_by = answer.id if self.context.route.dialect is Dialect.RESPONSES else ""
             request.progress.answer_keys = answer_keys(request.claim, answer.keys, goes_on_by)
         self.context.gives_out(answer.id)
-        if works_on(payload, usage):
+        if self._works_on(usage):
             self._pool.dispatcher.cancelled(request.id, service)  # an answer still to come teaches nothing
         else:
             self._pool.dispatcher.finished(request.id, service, awaits_more)
@@ -394,13 +397,54 @@ class Exchange(Relay):
             counted, usage = meter.token_events, meter.usage
         elif self.phase is Phase.RELAYED:
             counted, usage = self._made_tokens(self._answer_bytes), None
-        elif self._call is not None and self._call.sends and works_on(self.context.payload, None):
+        elif self._call is not None and self._call.sends and self._works_on(None):
             counted, usage = 0, None
         else:
             return self._pool.dispatcher.received(self.request.id)
         # A usage reported before the end may be outdated.
-        service = believed(usage, counted, self.request, self.context)
+        service = self._believed(usage, counted)
         return ServiceTokens(service.prompt, max(service.output, counted), service.cached)
+
+    def _believed(self, usage: Usage | None, counted: int) -> ServiceTokens:
+        """Return the service that the answer is charged: the engine's report, as far as it can be true, or else our own
+        count.
+
+        `counted`: our count of the output, used if the engine reports none. The engine's output count is capped by the
+        request's own limit and the model's context, its prompt count by the context, its cached tokens by the prompt.
+        An answer in the background without a count is charged its maximum.
+        """
+        request, payload, route = self.request, self.context.payload, self.context.route
+        prompt, output = request.prompt_tokens, request.output_tokens_max if self._works_on(usage) else counted
+        if usage is None:
+            return ServiceTokens(prompt, output)
+        room = self._pool.context_tokens_max(payload.model) or CONTEXT_TOKENS_UNKNOWN
+        if route.dialect is Dialect.RESPONSES:
+            room *= ROUNDS_MAX
+        if usage.prompt_tokens:
+            prompt = usage.prompt_tokens
+            if prompt > room:
+                # Where nothing is generated, each item of a list may be a prompt.
+                prompts_max = request.sequences if route.generates else 1 + payload.prompt.commas()
+                prompt = min(prompt, room * prompts_max)
+        if usage.output_tokens:
+            output = usage.output_tokens
+            if output > request.output_tokens_max:  # this limit assumes an estimated prompt, so it may be too low
+                output = min(output, max(counted, self._output_max(room)))
+        return ServiceTokens(prompt, output, min(usage.cached_tokens, prompt))
+
+    def _works_on(self, usage: Usage | None) -> bool:
+        """Return whether the engine works on in the background, as far as it has reported."""
+        return self.context.payload.is_background and (usage is None or usage.output_tokens is None)
+
+    def _output_max(self, room: int) -> int:
+        """Return the most output tokens that the answer can have, in all sequences."""
+        payload, route = self.context.payload, self.context.route
+        if not route.generates:
+            return 0
+        asked = payload.output_tokens_max if payload.output_param else None
+        if asked is not None and route.dialect is Dialect.RESPONSES:
+            asked *= ROUNDS_MAX
+        return (room if asked is None else min(asked, room)) * self.request.sequences
 
     def end(self, outcome: str, reason: str, service: ServiceTokens = NO_SERVICE) -> None:
         if self._finder is None:

@@ -19,12 +19,13 @@ from enum import IntEnum
 from typing import Any, Final
 
 from backends.client.upstream import UpstreamCall
+from gateway.http.errors import EngineError
 from gateway.http.headers import Header, content_type, is_json, retry_after_s
 from gateway.pool.backend import Backend
-from gateway.proxy.engine_errors import engine_error, outcome_of
+from gateway.proxy.engine_errors import engine_error
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.payload import Payload
-from gateway.telemetry.record import NO_SERVICE
+from gateway.telemetry.record import NO_SERVICE, Outcome
 from policies.request import ServiceTokens
 
 
@@ -108,7 +109,8 @@ class Relay:
         """End the answer with the engine's error."""
         error = engine_error(self.backend.name, self._status, body, retry_after_s(self._headers))
         self.context.error(error, is_engines=self.context.request is not None)
-        self.end(outcome_of(error), f"status_{self._status}")
+        outcome = Outcome.REFUSED if isinstance(error, EngineError) else Outcome.FAILED
+        self.end(outcome, f"status_{self._status}")
 
     def end(self, outcome: str, reason: str, service: ServiceTokens = NO_SERVICE) -> None:
         """Record the end. The client has its answer, or an error, or is gone."""

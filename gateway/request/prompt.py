@@ -47,7 +47,7 @@ class Prompt:
     """The JSON of everything that becomes prompt.
 
     Attributes:
-        head: the text, until `drop_text`.
+        head: the text, until it is dropped.
         size: bytes of the text.
         attachments: number of inline images and clips.
         attached_bytes: bytes of the attachments within `size`.
@@ -66,13 +66,6 @@ class Prompt:
                 self.attached_bytes += found.end() - found.start()
         self._ids: tuple[int, int] | None = None
         self._commas: int | None = None
-
-    def drop_text(self, counts_commas: bool) -> None:
-        """Drop the text, and keep its counts of token ids and, with `counts_commas`, of commas."""
-        self.token_ids()
-        if counts_commas:
-            self.commas()
-        self.head = b""
 
     def commas(self) -> int:
         """Return the number of commas in the text. A list has at most one item more."""

@@ -108,9 +108,13 @@ class Payload:
         """Id of the stored response that the request continues, empty without one."""
 
     def drop_unsent(self, *, counts_commas: bool = False) -> None:
-        """Drop all that the engine does not get. `counts_commas`: keep the number of commas in the prompt."""
+        """Drop all that the engine does not get. Of the prompt only its size is kept, its number of token ids and, with
+        `counts_commas`, of commas."""
         self.fields = NO_FIELDS
-        self.prompt.drop_text(counts_commas)
+        self.prompt.token_ids()
+        if counts_commas:
+            self.prompt.commas()
+        self.prompt.head = b""
 
     @property
     def prompt_param(self) -> str | None:
