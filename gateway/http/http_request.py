@@ -55,7 +55,7 @@ _REQUEST_LINE_EXTRA_BYTES: Final = 40  # method, spaces and version around a tar
 _HOPELESS: Final = re.compile(rb"(?<!\r)\n|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _HOST_BYTES: Final = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~%!$&'()*+;=:[]"
 _READ_HERE: Final = frozenset({
-    b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"upgrade", b"x-request-id",
+    b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"x-request-id",
     b"content-encoding",
 })  # fmt: skip
 _UPGRADE: Final = re.compile(rb"\r\nupgrade:[^\r]*", re.IGNORECASE)
@@ -306,8 +306,6 @@ class RequestReader:
             elif name == b"connection":
                 tokens = value.lower()
                 keep_alive = (keep_alive or b"keep-alive" in tokens) and b"close" not in tokens
-            elif name == b"upgrade":
-                pass
             elif name == b"content-encoding":
                 if not self.complete and value.lower() not in (b"", b"identity"):
                     raise ApiError(

@@ -98,14 +98,6 @@ class Backend:
         """Return whether requests may go to the engine."""
         return self.health.healthy and not self.drained and not self.leaving and not self.mixes_tenants
 
-    def count_prompt(self, prompt_tokens: int, cached: int, expected: int) -> None:
-        """Count the prompt of an answer in which the engine reports its cached tokens."""
-        counts = self.prompt_tokens
-        counts["input"] += prompt_tokens
-        counts["cached"] += cached
-        counts["expected"] += expected
-        counts["wrong"] += abs(expected - cached)
-
     @property
     def again_s(self) -> float:
         """Return the least seconds, at least one, until probes can bring the engine into service."""

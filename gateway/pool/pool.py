@@ -273,11 +273,16 @@ class Pool:
         return prefix_hashes(payload.prompt.head, seed.encode())
 
     def ended(self, record: RequestRecord) -> None:
+        """Record the end of a request, and how many of its cached tokens were expected, if the engine reports them."""
         record.pool = self.name
         backend, cached = self.backends.get(record.backend), record.service.cached
         if backend is not None and cached is not None:
             expected = 0 if record.request is None else record.request.progress.cached_tokens
-            backend.count_prompt(record.service.prompt, cached, expected)
+            counts = backend.prompt_tokens
+            counts["input"] += record.service.prompt
+            counts["cached"] += cached
+            counts["expected"] += expected
+            counts["wrong"] += abs(expected - cached)
         self._settled(record, self.policy_name)
 
     # --- the control plane ---
