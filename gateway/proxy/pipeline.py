@@ -204,16 +204,13 @@ class Pipeline:
                 raise ApiError(Reason.NOT_IMPLEMENTED, message)
             self.late[kind](context)
         elif kind is RouteKind.PASS and not context.body:
-            self._pass_through(context, None).begin()
+            self._pass_through(context, None)
         else:
-            context.payload = context.read_body(self._json_bytes_max)
+            payload = context.payload = context.read_body(self._json_bytes_max)
             if not self.keyring.takes(context.principal):
                 raise revoked_key_error()
             if kind is RouteKind.PASS:
-                passes = self._pass_through(context, context.payload)
-                context.payload.drop_unsent()
-                context.body = b""
-                passes.begin()
+                self._pass_through(context, payload)
             else:
                 self._admit(context)
 
@@ -343,22 +340,32 @@ class Pipeline:
 
     # --- requests that do not ---
 
-    def _pass_through(self, context: RequestContext, payload: Payload | None) -> PassThrough:
-        """Return the exchange of a request that needs no admission, with the engines to try."""
+    def _pass_through(self, context: RequestContext, payload: Payload | None) -> None:
+        """Send a request that needs no admission, and count it as running until its end."""
         if id := self._routes.response_id(context.path):
             keeper, stored = self._pool_of_response(context, id)
             context.model = stored.model
             engines = iter([keeper.backends[stored.engine]])
-            return PassThrough(context, payload, engines, self.bypass_limiter, self._settled)
-        pools = self._pools
+        else:
+            pools = self._pools
+            if payload is not None:
+                context.model = payload.model
+                if payload.model or context.principal.models is not None:
+                    pools = [self._pool_for(context)]
+            if not any([pool.is_healthy() for pool in pools]):
+                again_s = min([pool.again_s() for pool in pools])
+                raise ApiError(Reason.NO_BACKEND, "no engine is in service", retry_after_s=again_s)
+            engines = engines_of(pools)
         if payload is not None:
-            context.model = payload.model
-            if payload.model or context.principal.models is not None:
-                pools = [self._pool_for(context)]
-        if not any([pool.is_healthy() for pool in pools]):
-            again_s = min([pool.again_s() for pool in pools])
-            raise ApiError(Reason.NO_BACKEND, "no engine is in service", retry_after_s=again_s)
-        return PassThrough(context, payload, engines_of(pools), self.bypass_limiter, self._settled)
+            payload.drop_unsent()
+            context.body = b""
+        self.bypass_limiter.begin(context.tenant)
+        PassThrough(context, payload, engines, self._passed).begin()
+
+    def _passed(self, context: RequestContext) -> None:
+        """Record the end of a request without admission."""
+        self.bypass_limiter.end(context.tenant)
+        self._settled(context, "")
 
     def _models(self, principal: Principal, asked: str) -> bytes:
         """Return the models that a key may ask for, or the one model `asked`, as JSON."""
