@@ -82,7 +82,7 @@ class RequestReader:
     __slots__ = (
         "_announced_bytes", "_body", "_chunk_left", "_chunked", "_ended", "_head", "_headers", "_host", "_in_trailers",
         "_kind", "_left", "_length", "_limits", "_line", "_parser", "_peer", "_wire_bytes", "body_bytes", "complete",
-        "expects_continue", "is_known", "keep_alive", "partial", "path", "request",
+        "is_known", "partial", "path", "request",
     )  # fmt: skip
 
     def __init__(self, limits: ServerLimits, peer: str, kind: type[HttpRequest] = HttpRequest) -> None:
@@ -104,8 +104,6 @@ class RequestReader:
         self.path = ""
         """The path as soon as it is known. Errors are written in the format of its API."""
         self.complete = False
-        self.keep_alive = False
-        self.expects_continue = False
         self.body_bytes = 0
         self._headers: list[Header] = []
         self._length = b""
@@ -233,8 +231,6 @@ class RequestReader:
         if self._left > self._limits.body_bytes_max:
             raise self._body_too_large()
         self.path = head.path
-        self.keep_alive = head.keep_alive
-        self.expects_continue = head.expects_continue
         self.request = self._kind(self._peer, head)
         self.request.body_follows = not self.complete
 
