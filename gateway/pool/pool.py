@@ -130,8 +130,6 @@ class Pool:
         self.takes_background = gateway.limits.background
         self.claims = shared.claims
         self.quotas = shared.quotas
-        self.fallback = config.fallback
-        """Model of another pool that serves while no backend here is in service."""
         engine.has_fallback = config.fallback is not None
         engine.requests.cold_start.s_max = config.start_s_max
         comment_s = gateway.limits.waiting_comment_s

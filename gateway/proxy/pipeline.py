@@ -258,7 +258,7 @@ class Pipeline:
             context.model = ""  # the client may have made up the name, which would be a label of metrics and usage
         other = None if context.engine or pool.is_healthy() else self._healthy_fallback(pool)
         if other is not None:
-            model, pool = str(pool.fallback), other
+            model, pool = str(pool.config.fallback), other
         if not asked and context.route.api is OTHER:
             payload.model = context.model = model  # the engine chooses; nothing is added to a body of unknown format
         elif model != asked:
@@ -294,7 +294,7 @@ class Pipeline:
 
     def _healthy_fallback(self, pool: Pool) -> Pool | None:
         """Return the pool's fallback, or None if that has no engine in service."""
-        other = None if pool.fallback is None else self._pool_of(pool.fallback)
+        other = None if pool.config.fallback is None else self._pool_of(pool.config.fallback)
         return other if other is not None and other.is_healthy() else None
 
     def _pool_of(self, model: str) -> Pool | None:

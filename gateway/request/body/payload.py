@@ -68,8 +68,8 @@ class Payload:
     """
 
     __slots__ = (
-        "api", "asked", "asks_usage", "body", "demands_tool", "fields", "has_stream_options", "is_background", "model",
-        "output_param", "output_tokens_max", "previous", "prompt", "sequences", "stream", "user",
+        "api", "asked", "asks_usage", "body", "demands_tool", "fields", "is_background", "model", "output_param",
+        "output_tokens_max", "previous", "prompt", "sequences", "stream", "user",
     )  # fmt: skip
 
     def __init__(
@@ -86,7 +86,6 @@ class Payload:
         self.asks_usage = isinstance(options, StreamOptions) and _flag(
             options.include_usage, "stream_options.include_usage"
         )
-        self.has_stream_options = options is not UNSET
         self.output_tokens_max: int | None = None
         self.output_param: str | None = None
         for name in api.limits:
@@ -143,7 +142,7 @@ class JsonPayload(Payload):
 
     def ask_usage(self) -> None:
         """Make the engine report usage at the end of the stream."""
-        if not self.has_stream_options:
+        if self.fields.stream_options is UNSET:
             at = self.body.index(b"{") + 1
             self.body = b"".join((self.body[:at], ASK_FOR_USAGE, memoryview(self.body)[at:]))
             return
