@@ -110,12 +110,8 @@ def read_call(endpoint: Endpoint, raw: bytes, profile: EngineProfile, model_name
     body = read_object(raw)
     model = body.get("model") or model_names[0]
     if model not in model_names:
-        raise CallRefusedError(
-            404,
-            f"The model `{model}` does not exist. Valid aliases: {', '.join(model_names)}.",
-            "NotFoundError",
-            "model",
-        )
+        message = f"The model `{model}` does not exist. Valid aliases: {', '.join(model_names)}."
+        raise CallRefusedError(404, message, "NotFoundError", "model")
     salt = body.get("cache_salt") or ""
     prompts = [read_prompt(text, profile.block_size, str(salt)) for text in endpoint.prompts(body)]
     options = body.get("stream_options")
@@ -172,11 +168,8 @@ def _max_tokens(endpoint: Endpoint, body: dict[str, Any], prompt_tokens: int, ma
     """Return the requested limit, reduced to the rest of the context. Refuse a prompt that fills the context."""
     room = max_model_len - prompt_tokens
     if room < bool(endpoint.limits):
-        raise CallRefusedError(
-            400,
-            f"This model's maximum context length is {max_model_len} tokens, and the prompt has {prompt_tokens}.",
-            param="input_tokens",
-        )
+        message = f"This model's maximum context length is {max_model_len} tokens, and the prompt has {prompt_tokens}."
+        raise CallRefusedError(400, message, param="input_tokens")
     if not endpoint.limits:
         return 0
     name = next((each for each in endpoint.limits if body.get(each) is not None), endpoint.limits[-1])

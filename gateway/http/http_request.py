@@ -304,11 +304,9 @@ class RequestReader:
                 keep_alive = (keep_alive or b"keep-alive" in tokens) and b"close" not in tokens
             elif name == b"content-encoding":
                 if not self.complete and value.lower() not in (b"", b"identity"):
-                    raise ApiError(
-                        Reason.ENCODING_NOT_SUPPORTED,
-                        "Bodies are not decompressed here; send it without Content-Encoding.",
-                        fields=[(b"accept-encoding", b"identity")],
-                    )
+                    message = "Bodies are not decompressed here; send it without Content-Encoding."
+                    taken = [(b"accept-encoding", b"identity")]
+                    raise ApiError(Reason.ENCODING_NOT_SUPPORTED, message, fields=taken)
             elif name == b"x-request-id":
                 head.client_id = value.decode("ascii") if _REQUEST_ID.fullmatch(value) is not None else ""
             elif value.lower() != b"100-continue":

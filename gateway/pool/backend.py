@@ -44,12 +44,12 @@ class Backend:
     """An engine. Changing a backend's URL or credentials creates a new `Backend`."""
 
     def __init__(
-        self, config: BackendConfig, url: str, limits: Config, embedded: SimulatedServer | None = None
+        self, config: BackendConfig, url: str, gateway: Config, embedded: SimulatedServer | None = None
     ) -> None:
         """Create a backend at `url`. `embedded`: the simulated engine in this process, which ends with the backend."""
         self.name = config.name or url
         self.url = url
-        self.connection_key = connection_key(config, limits)
+        self.connection_key = connection_key(config, gateway)
         self._embedded = embedded
         self.drained = False
         self.leaving = False
@@ -60,19 +60,15 @@ class Backend:
         self.reads_steps = config.steps
         self.api_key = config.api_key.get_secret_value() if config.api_key is not None else None
         self.health = HealthState()
-        self.standstill = StandstillDetector(limits.limits.upstream_silence_s / STANDSTILLS)
+        connect_s, silence_s = gateway.limits.upstream_connect_s, gateway.limits.upstream_silence_s
+        self.standstill = StandstillDetector(silence_s / STANDSTILLS)
         self.models: dict[str, ModelCard] = {}
         self.prompt_tokens = dict.fromkeys(("input", "cached", "expected", "wrong"), 0)
         """Prompt tokens, how many were cached and expected to be, and the sum of the absolute errors of the latter."""
         self.tls = config.tls.make_context() if config.tls is not None else None
         self._address = config.address
         self.upstream = UpstreamConnections(
-            self.name,
-            url,
-            tls=self.tls,
-            address=config.address,
-            connect_timeout_s=limits.limits.upstream_connect_s,
-            silence_s=limits.limits.upstream_silence_s,
+            self.name, url, tls=self.tls, address=config.address, connect_timeout_s=connect_s, silence_s=silence_s
         )
         authorization = f"authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
         self._head_end = b"host: " + self.upstream.host_header + b"\r\n" + authorization.encode() + b"\r\n"

@@ -43,9 +43,8 @@ def engine_error(backend: str, status: int, body: bytes, again_s: float = 0.0) -
     """Return the error for an engine's answer that is neither a success nor retried. `again_s`: the engine's retry
     time."""
     if status in _NO_LEAVE:
-        _log_misconfigured(
-            backend, status, "does not accept the gateway: the api_key of this backend is missing or wrong"
-        )
+        what = "does not accept the gateway: the api_key of this backend is missing or wrong"
+        _log_misconfigured(backend, status, what)
         return ApiError(Reason.BACKEND_FAILED, "the engine did not accept this gateway; its operator has to mend that")
     if status in _BUSY:
         return ApiError(Reason.SERVER_BUSY, "the engine is busy; try again", retry_after_s=again_s or AGAIN_S)

@@ -125,9 +125,8 @@ class Pipeline:
         except ApiError as found:
             error = found
             if found.code is Reason.METHOD_NOT_ALLOWED and header_of(request.headers, b"sec-websocket-key"):
-                error = ApiError(
-                    Reason.UPGRADE_REQUIRED, f"no WebSocket is offered: send POST {request.path} over HTTP"
-                )
+                message = f"no WebSocket is offered: send POST {request.path} over HTTP"
+                error = ApiError(Reason.UPGRADE_REQUIRED, message)
             self.refused(request, error)
             return error.status, [*error.headers(), request.id_field()], error.body(dialect_of(request.path))
         return None

@@ -112,9 +112,8 @@ class BatchApi:
             raise _invalid(f"the file has more than {limits.lines_max} lines", "file")
         name = storable(file.file_name)[:255] or "file"
         begun_s, expiry = now_s(), _expiry({name: body[part.begin : part.end] for name, part in parts.items()})
-        stored = objects.StoredFile(
-            objects.new_id("file-"), "batch", name, len(content), begun_s, begun_s + expiry.seconds if expiry else 0
-        )
+        expires_s = begun_s + expiry.seconds if expiry else 0
+        stored = objects.StoredFile(objects.new_id("file-"), "batch", name, len(content), begun_s, expires_s)
         try:
             await self._store_lines(context.tenant, stored, BytesIO(content))
         except BaseException:  # even if the client went away: no incomplete file stays

@@ -109,9 +109,8 @@ def read_parts(body: bytes, content_type: bytes) -> tuple[list[FormPart], int]:
     said = _parameters(content_type, _TYPE)
     boundary = None if said is None else _BOUNDARY.fullmatch(said.get(b"boundary", b""))
     if said is None or boundary is None:
-        raise _bad(
-            "its content-type should be 'multipart/form-data; boundary=...', with a boundary of up to 70 letters"
-        )
+        what = "its content-type should be 'multipart/form-data; boundary=...', with a boundary of up to 70 letters"
+        raise _bad(what)
     if not (charset := said.get(b"charset", b"utf-8")).lower().startswith(_CHARSETS):
         raise _bad(f"its charset '{charset[:40].decode('latin-1')}' is not known here; send utf-8")
     mark = b"\r\n--" + boundary[0]
