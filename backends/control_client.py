@@ -44,13 +44,9 @@ class ControlClient:
 
         Redirects are not followed: requests of tenants would not follow them, and the key is for this engine alone.
         """
+        url, headers, name = self._reached + path, {**self._headers, "Accept": accept}, self._server_hostname
         return self._session.get(
-            self._reached + path,
-            headers={**self._headers, "Accept": accept},
-            timeout=timeout,
-            allow_redirects=False,
-            ssl=self._tls,
-            server_hostname=self._server_hostname,
+            url, headers=headers, timeout=timeout, allow_redirects=False, ssl=self._tls, server_hostname=name
         )
 
     async def get(self, path: str, *, timeout_s: float = TIMEOUT_S, accept: str = "*/*") -> bytes:

@@ -40,17 +40,8 @@ _ASKS_FOR_TOOL: Final = frozenset({"tool_calls", "function_call", "tool_use", "p
 _CUT: Final = {"length", "max_tokens", "incomplete"}
 """Reasons of an answer cut at its greatest length. No tool was called, so no result is awaited."""
 _IS_FINAL: Final = frozenset({"stop", "content_filter", "end_turn", "stop_sequence", "refusal", "completed", *_CUT})
-TOOL_ITEMS: Final = frozenset(
-    {
-        "apply_patch_call",
-        "computer_call",
-        "custom_tool_call",
-        "function_call",
-        "local_shell_call",
-        "mcp_approval_request",
-        "shell_call",
-    }
-)
+_TOOLS: Final = ("apply_patch", "computer", "custom_tool", "function", "local_shell", "shell")
+TOOL_ITEMS: Final = frozenset(["mcp_approval_request", *[f"{tool}_call" for tool in _TOOLS]])
 """Items of a Responses answer that ask the client for something. Other calls (web search, say) run at the server."""
 
 

@@ -71,11 +71,8 @@ _RESPONSE_TEXT: Final = b"response.output_text.delta"
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _RESPONSE_ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _ERROR_STATUS: Final = {
-    "Service Unavailable": 503,
-    "ServiceUnavailableError": 503,
-    "overloaded_error": 503,
-    "rate_limit_error": 429,
-    "rate_limit_exceeded": 429,
+    **dict.fromkeys(("Service Unavailable", "ServiceUnavailableError", "overloaded_error"), 503),
+    **dict.fromkeys(("rate_limit_error", "rate_limit_exceeded"), 429),
 }
 
 

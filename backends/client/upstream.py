@@ -194,12 +194,9 @@ class UpstreamConnections:
         """Open a connection that starts the call. Return what went wrong, or ""."""
         try:
             async with asyncio.timeout(self._connect_timeout_s) as call.limit:
+                name = self._name if self._tls is not None else None
                 await asyncio.get_running_loop().create_connection(
-                    lambda: _Connection(self, call),
-                    self._address,
-                    self._port,
-                    ssl=self._tls,
-                    server_hostname=self._name if self._tls is not None else None,
+                    lambda: _Connection(self, call), self._address, self._port, ssl=self._tls, server_hostname=name
                 )
         except TimeoutError:
             return f"cannot connect to {self._origin} within {self._connect_timeout_s:g} s"
