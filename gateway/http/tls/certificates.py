@@ -36,7 +36,7 @@ class Certificates:
         """Read the files. If they are unusable, log that, keep the context and return False."""
         self._read()
         if self._fault is not None:
-            _log.error("%s", self._fault)
+            _log.error("the TLS certificate cannot be loaded, and the previous one stays in use: %s", self._fault)
         return self._fault is None
 
     async def run_once(self) -> None:
@@ -47,14 +47,16 @@ class Certificates:
         if self._latest == before and (before != self._taken or self._fault is not None):
             await asyncio.to_thread(self._read)
         if self._fault is not None:
-            raise OperationalError(self._fault)
+            raise OperationalError(
+                f"the TLS certificate cannot be loaded, and the previous one stays in use: {self._fault}"
+            )
 
     def _read(self) -> None:
         self._taken = self._file_versions()  # first, so that a change during the read is noticed later
         try:
             self.context = self._make()
         except ValueError as error:
-            self._fault = f"the TLS certificate cannot be loaded, and the previous one stays in use: {error}"
+            self._fault = str(error)
         else:
             self._fault = None
             _log.info("TLS: new connections use the certificate that is now in %s", ", ".join(self._files))
