@@ -44,13 +44,9 @@ class ControlClient:
 
         Redirects are not followed: requests of tenants would not follow them, and the key is for this engine alone.
         """
+        url, headers, name = self._reached + path, {**self._headers, "Accept": accept}, self._server_hostname
         return self._session.get(
-            self._reached + path,
-            headers={**self._headers, "Accept": accept},
-            timeout=timeout,
-            allow_redirects=False,
-            ssl=self._tls,
-            server_hostname=self._server_hostname,
+            url, headers=headers, timeout=timeout, allow_redirects=False, ssl=self._tls, server_hostname=name
         )
 
     async def get(self, path: str, *, timeout_s: float = TIMEOUT_S, accept: str = "*/*") -> bytes:
@@ -64,7 +60,7 @@ class ControlClient:
                 async for piece in response.content.iter_chunked(65536):
                     body += piece
                     if len(body) > BODY_BYTES_MAX:
-                        raise ProtocolViolation(url, f"more than {BODY_BYTES_MAX} bytes", before_first_byte=False)
+                        raise ProtocolViolation(url, f"more than {BODY_BYTES_MAX} bytes")
                 status = response.status
         except TimeoutError as error:
             raise ConnectFailed(url, f"no answer within {timeout_s:g} s") from error
@@ -75,5 +71,5 @@ class ControlClient:
             why = f"status {status}, not 200"
             if status in (401, 403):
                 why = f"status {status}: the api_key of this backend is missing or wrong"
-            raise ProtocolViolation(url, why, before_first_byte=False)
+            raise ProtocolViolation(url, why)
         return bytes(body)

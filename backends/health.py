@@ -28,7 +28,8 @@ class HealthState:
     def __init__(self) -> None:
         self.healthy = False
         self.reason = "not probed yet"
-        self._failures = 0
+        self.failures = 0
+        """Failed probes and connects in a row. An answer ends the row."""
         self._successes = SUCCESSES_MIN - 1
 
     @property
@@ -41,7 +42,7 @@ class HealthState:
         if problem is not None:
             self._count_failure(f"probe: {problem}")
             return
-        self._failures = 0
+        self.failures = 0
         self._successes += 1
         if not self.healthy and self._successes >= SUCCESSES_MIN:
             self._set_health(True, "")
@@ -56,21 +57,17 @@ class HealthState:
             self._successes = 0
             self._set_health(False, reason)
 
-    def answered(self) -> None:
-        """Record a completed answer: earlier failures were not in a row."""
-        self._failures = 0
-
     def _count_failure(self, reason: str) -> None:
         self._successes = 0
-        self._failures += 1
+        self.failures += 1
         if not self.healthy:
             self.reason = reason
-        elif self._failures >= FAILURES_MAX:
+        elif self.failures >= FAILURES_MAX:
             self._set_health(False, reason)
 
     def _set_health(self, healthy: bool, reason: str) -> None:
         self.healthy, self.reason = healthy, reason
-        self._failures = 0
+        self.failures = 0
 
 
 class StandstillDetector:
@@ -150,7 +147,7 @@ def read_models(url: str, body: bytes) -> list[ModelCard]:
     try:
         cards = msgspec.json.decode(body, type=_ModelList).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolViolation(url, f"/v1/models is no list of models: {error}", before_first_byte=False) from error
+        raise ProtocolViolation(url, f"/v1/models is no list of models: {error}") from error
     for card in cards:
         if card.max_model_len is not None and not 0 < card.max_model_len <= _MODEL_LEN_MAX:
             card.max_model_len = None

@@ -192,9 +192,8 @@ class _StepStream:
         if message.v != VERSION:
             raise _invalid(f"version {message.v}, not {VERSION}")
         if self._last is not None and message.start != self._last.start:
-            raise _FeedFault(
-                "the feed of its steps has ended: another engine, or a restarted one, answers on the connection"
-            )
+            why = "another engine, or a restarted one, answers on the connection"
+            raise _FeedFault(f"the feed of its steps has ended: {why}")
         made_s = self._clock.ours(message.now_s, now)
         if now - made_s > LATE_S:
             return None

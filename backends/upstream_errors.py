@@ -10,7 +10,7 @@ from __future__ import annotations
 class UpstreamError(Exception):
     """Base of all errors of a backend; never raised itself."""
 
-    def __init__(self, backend: str, what: str, *, before_first_byte: bool) -> None:
+    def __init__(self, backend: str, what: str, *, before_first_byte: bool = False) -> None:
         super().__init__(f"backend {backend}: {what}")
         self.backend = backend
         self.before_first_byte = before_first_byte

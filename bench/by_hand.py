@@ -29,8 +29,7 @@ from bench import report
 from gateway.request.apis import AUDIO
 from gateway.request.body.form import read_form
 from gateway.request.body.payload import fields_of
-from gateway.request.estimate import TokenEstimator
-from gateway.request.prompt import Prompt
+from gateway.request.prompt import Prompt, TokenEstimator
 from gateway.storage.redis.redis_connection import RedisConnection
 from tests.redis_server import RedisServer
 
@@ -127,7 +126,7 @@ def tokens() -> tuple[Work, ...]:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     trainer = trainers.BpeTrainer(vocab_size=8000, show_progress=False)
     tokenizer.train_from_iterator([text], trainer)
-    prompt, estimator = Prompt(text[:4096].encode(), 4096, 0, 0), TokenEstimator()
+    prompt, estimator = Prompt(text[:4096].encode()), TokenEstimator()
     return (lambda: estimator.estimate(prompt)), (lambda: tokenizer.encode(text[:4096]))
 
 
@@ -138,7 +137,7 @@ CASES: tuple[tuple[str, tuple[str, ...], Callable[[], tuple[Work, ...]]], ...] =
     ("a token counted in a stream", ("backends/answers/sse.py", "httpx-sse with orjson"), stream),
     ("gauges of an engine's page", ("backends/promtext.py", "prometheus_client.parser"), page),
     ("a form with 1 MB", ("gateway/request/body/form.py", "python-multipart"), form),
-    ("tokens of a prompt of 4 kB", ("gateway/request/estimate.py", "tokenizers"), tokens),
+    ("tokens of a prompt of 4 kB", ("gateway/request/prompt.py", "tokenizers"), tokens),
 )
 
 

@@ -57,8 +57,8 @@ STATIONS: Final[dict[str, tuple[str, ...]]] = {
         "Payload.conversation", "ClaimReader.read", "answer_keys", "Interactions.arrived", "Interactions.admitted",
         "Interactions.served",
     ),
-    "admit": ("Pipeline._admit", "Pipeline._submit", "Dispatcher.submit"),
-    "place": ("gateway/request/prefix_hashes.py", "policies/placements/", "Pool.hash_prefix"),
+    "admit": ("Pipeline._admit", "Dispatcher.submit"),
+    "place": ("prefix_hashes", "policies/placements/", "Pool.hash_prefix"),
     "send": ("Exchange.dispatched", "Backend.send", "RequestContext.upstream_head"),
     "relay": (
         "_Connection.data_received", "Exchange.head_received", "Exchange.body_received", "Exchange._complete_body",

@@ -10,8 +10,6 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
-from backends.answers.answer_keys import AnswerKeys
-
 Scalar = str | int | float | bool | None
 
 
@@ -108,25 +106,6 @@ class Usage(msgspec.Struct):
     prompt_tokens: int | None
     output_tokens: int | None
     cached_tokens: int = 0
-
-
-class Answer(msgspec.Struct):
-    """The facts in a complete answer, read and not decoded.
-
-    Attributes:
-        id: the name by which a later Responses call may continue from this answer.
-        awaits_more: True if the answer asks for a tool, so that another call follows; False if final; None if unknown.
-        is_drained: the answer is a refusal in disguise (aborted, no token), as vLLM gives while it shuts down.
-        keys: correlation keys.
-        is_whole: the answer is JSON from its first byte to its last.
-    """
-
-    id: str
-    usage: Usage | None
-    awaits_more: bool | None
-    is_drained: bool
-    keys: AnswerKeys = msgspec.field(default_factory=AnswerKeys)
-    is_whole: bool = True
 
 
 decode_plain = msgspec.json.Decoder().decode

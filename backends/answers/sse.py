@@ -13,8 +13,16 @@ from typing import Final
 
 import msgspec
 
-from backends.answers.answer_keys import KEY_BYTES_MAX, AnswerKeys
-from backends.answers.answer_usage import TOOL_ITEMS, asks_for_more, holds_any, short_value, taken_together, usage_of
+from backends.answers.answer import (
+    KEY_BYTES_MAX,
+    TOOL_ITEMS,
+    AnswerKeys,
+    asks_for_more,
+    holds_any,
+    short_value,
+    taken_together,
+    usage_of,
+)
 from backends.answers.body import (
     Delta,
     Envelope,
@@ -63,11 +71,8 @@ _RESPONSE_TEXT: Final = b"response.output_text.delta"
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _RESPONSE_ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _ERROR_STATUS: Final = {
-    "Service Unavailable": 503,
-    "ServiceUnavailableError": 503,
-    "overloaded_error": 503,
-    "rate_limit_error": 429,
-    "rate_limit_exceeded": 429,
+    **dict.fromkeys(("Service Unavailable", "ServiceUnavailableError", "overloaded_error"), 503),
+    **dict.fromkeys(("rate_limit_error", "rate_limit_exceeded"), 429),
 }
 
 
@@ -82,13 +87,11 @@ class StreamMeter:
     __slots__ = (
         "_after_text", "_before_text", "_dialect", "_finder", "_finished", "_head", "_instead", "_is_cut",
         "_is_foreign", "_is_openai", "_is_plain", "_lines", "_own_error", "_stops", "_strip", "_tail",
-        "_tail_bytes_max", "_texts_looked_for", "_token_head", "_token_next", "_tool_mark", "aborted", "answer_id",
-        "choices", "ended", "error", "keys", "started", "token_events", "usage",
+        "_texts_looked_for", "_token_head", "_token_next", "_tool_mark", "aborted", "answer_id", "choices", "ended",
+        "error", "keys", "started", "tail_bytes_max", "token_events", "usage",
     )  # fmt: skip
 
-    def __init__(
-        self, dialect: Dialect, *, strip_usage: bool, own_error: bytes = b"", tail_bytes_max: int = 262144
-    ) -> None:
+    def __init__(self, dialect: Dialect, *, strip_usage: bool, own_error: bytes = b"", choices: int = 1) -> None:
         self.token_events = 0
         """Events with generated tokens. The role chunk and comments do not count."""
         self.started = False
@@ -105,7 +108,7 @@ class StreamMeter:
         self.keys = AnswerKeys()
         self._tool_mark = _TOOL_MARK[dialect]
         self._stops: set[bool | None] = set()
-        self.choices = 1
+        self.choices = choices
         self._finished: set[bytes] = set()
         self._is_cut = False
         """Did the stream end within an event?"""
@@ -118,7 +121,7 @@ class StreamMeter:
         """Replacement for the event that was left out."""
         self._strip = strip_usage
         self._tail = b""
-        self._tail_bytes_max = tail_bytes_max
+        self.tail_bytes_max = 262144
         self._finder: MemberFinder | None = None
         """Reader of an event that is too long to hold; None outside such an event."""
         self._head = b""
@@ -233,7 +236,7 @@ class StreamMeter:
             start = after
             end, after = self._blank_line(buffer, after)
         self._tail = buffer[start:]
-        if self._finder is not None or len(self._tail) > self._tail_bytes_max:
+        if self._finder is not None or len(self._tail) > self.tail_bytes_max:
             start = self._pass_oversized(buffer)
         if not kept:
             return buffer if start == len(buffer) else buffer[:start]

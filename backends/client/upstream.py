@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import httptools
 from yarl import URL
 
-from backends.client.call import Receiver, UpstreamCall
 from backends.client.outbox import BatchedWriter, Outbox
 from backends.client.recurring_head import AnswerHead, answer_head
 from backends.tls_contexts import client_context, what_failed
@@ -21,6 +20,80 @@ from backends.upstream_errors import ConnectFailed, ConnectionLost, ProtocolViol
 
 _JOIN_BYTES_MAX: Final = 16384
 _HEADER_BYTES_MAX: Final = 65536
+
+
+class Receiver(Protocol):
+    """The consumer of an answer: `head_received`, any number of `body_received`, then `completed` or `failed`, once."""
+
+    def head_received(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Take the final answer's head, its names in lower case. Heads of 1xx answers are skipped."""
+
+    def body_received(self, data: bytes) -> None:
+        """Take the payload of one read of the socket, without chunk framing."""
+
+    def completed(self) -> None: ...
+
+    def failed(self, error: UpstreamError) -> None: ...
+
+
+class UpstreamCall:
+    """A request in flight."""
+
+    __slots__ = (
+        "body", "connecting", "connection", "head", "is_over", "is_paused", "limit", "receiver", "sends",
+    )  # fmt: skip
+
+    def __init__(self, head: bytes, body: bytes | memoryview, receiver: Receiver) -> None:
+        self.head = head
+        self.body: bytes | memoryview = body
+        self.receiver = receiver
+        self.connection: _Connection | None = None
+        self.connecting: asyncio.Task[str] | None = None
+        self.limit: asyncio.Timeout | None = None
+        self.is_over = False
+        self.is_paused = False
+        self.sends = 0
+        """Number of complete sends as far as known: the backend may have read the request as often."""
+
+    def cancel(self) -> None:
+        """Close the connection at once, so that the engine frees what it holds. No callback comes after this."""
+        if self.is_over:
+            return
+        self.is_over = True
+        if self.connection is not None:
+            self.connection.abort()
+        elif self.connecting is not None:
+            # A task that has its connection is not cancelled: uvloop would never report that connection as lost.
+            self.connecting.cancel()
+
+    def pause(self) -> None:
+        """Read no more from the backend until `resume`. Meanwhile the silence timeout does not run."""
+        self.is_paused = True
+        if self.connection is not None:
+            self.connection.pause()
+
+    def resume(self) -> None:
+        self.is_paused = False
+        if self.connection is not None:
+            self.connection.resume()
+
+    def has_timed_out(self) -> bool:
+        """Disarm the connect limit of a connection just made. Return whether the limit was over before.
+
+        A cancelled connecting task would take its new connection along, and uvloop would never report that connection
+        as lost.
+        """
+        limit, self.limit = self.limit, None
+        task = self.connecting
+        if limit is None or task is None or task.cancelling():
+            return True
+        limit.reschedule(None)
+        return False
+
+    def fail(self, error: UpstreamError) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self.receiver.failed(error)
 
 
 class UpstreamConnections:
@@ -76,9 +149,7 @@ class UpstreamConnections:
         counts = f"{len(self._busy)} busy, {len(self._idle)} idle, {connecting} connecting"
         return f"<UpstreamConnections {self.name}: {counts}>"
 
-    def send(
-        self, head: bytes, body: bytes | memoryview, receiver: Receiver, *, is_fresh: bool = False
-    ) -> UpstreamCall:
+    def send(self, head: bytes, body: bytes | memoryview, receiver: Receiver, is_fresh: bool = False) -> UpstreamCall:
         """Send one request and return at once; `receiver` is called later.
 
         Args:
@@ -91,7 +162,7 @@ class UpstreamConnections:
         call = UpstreamCall(head, body, receiver)
         while self._idle and not is_fresh:
             connection = self._idle.pop()
-            if connection.is_usable():
+            if not connection._transport.is_closing():
                 self._busy.add(connection)
                 connection.start(call)
                 return call
@@ -123,12 +194,9 @@ class UpstreamConnections:
         """Open a connection that starts the call. Return what went wrong, or ""."""
         try:
             async with asyncio.timeout(self._connect_timeout_s) as call.limit:
+                name = self._name if self._tls is not None else None
                 await asyncio.get_running_loop().create_connection(
-                    lambda: _Connection(self, call),
-                    self._address,
-                    self._port,
-                    ssl=self._tls,
-                    server_hostname=self._name if self._tls is not None else None,
+                    lambda: _Connection(self, call), self._address, self._port, ssl=self._tls, server_hostname=name
                 )
         except TimeoutError:
             return f"cannot connect to {self._origin} within {self._connect_timeout_s:g} s"
@@ -144,11 +212,6 @@ class UpstreamConnections:
             failure = "the pool was closed before it was connected" if task.cancelled() else task.result()
             call.fail(ConnectFailed(self.name, failure))
         self._check_closed()
-
-    def _release(self, connection: _Connection) -> None:
-        """Return a connection to the idle ones."""
-        self._busy.discard(connection)
-        self._idle.append(connection)
 
     def _forget(self, connection: _Connection) -> None:
         if connection in self._busy:
@@ -213,7 +276,7 @@ class _Connection(asyncio.Protocol):
         self._reason_bytes = 0
         self._headers: list[tuple[bytes, bytes]] = []
         self._bytes_without_payload = 0
-        if call._is_paused:
+        if call.is_paused:
             # Later: both loops start reading after connection_made, even if it paused.
             asyncio.get_running_loop().call_soon(self._pause_for, call)
         if len(call.body) <= _JOIN_BYTES_MAX:
@@ -223,9 +286,6 @@ class _Connection(asyncio.Protocol):
             self._writer.write(call.body)
         if self._is_fresh:
             call.head = call.body = b""  # never sent again, so not held during the answer
-
-    def is_usable(self) -> bool:
-        return not self._transport.is_closing()
 
     def tick(self) -> int:
         """Count a tick of the shared timer, and return the ticks since the last byte; 0 while reading is paused."""
@@ -247,7 +307,7 @@ class _Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _pause_for(self, call: UpstreamCall) -> None:
-        if self._call is call and call._is_paused:
+        if self._call is call and call.is_paused:
             self.pause()
 
     def resume(self) -> None:
@@ -289,7 +349,7 @@ class _Connection(asyncio.Protocol):
             self._begins_as_http11 = data.startswith(b"HTTP/1.1 ")
             if not self._begins_as_http11 and data.lstrip(b"\r\n")[:1] not in (b"H", b""):
                 # The parser accepts RTSP and ICE as well.
-                self.fail(ProtocolViolation(self._pool.name, "does not speak HTTP", before_first_byte=False))
+                self.fail(ProtocolViolation(self._pool.name, "does not speak HTTP"))
                 return
         was_head_done = self._is_head_done
         try:
@@ -306,7 +366,7 @@ class _Connection(asyncio.Protocol):
             return
         payload = self._take_payload(len(data), was_head_done)
         if self._violation and not self._is_complete:
-            self.fail(ProtocolViolation(self._pool.name, self._violation, before_first_byte=False))
+            self.fail(ProtocolViolation(self._pool.name, self._violation))
             return
         is_head_new = self._is_head_done and not was_head_done
         if is_head_new and self._is_kept_alive and not self._is_bodiless:
@@ -382,7 +442,8 @@ class _Connection(asyncio.Protocol):
             if self._is_paused:
                 self.resume()
             self._is_fresh = False
-            self._pool._release(self)
+            self._pool._busy.discard(self)
+            self._pool._idle.append(self)
         call.receiver.completed()
         # The request that takes this slot must not wait for other reads of this turn: the engine would run a step
         # without it.

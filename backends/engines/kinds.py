@@ -5,22 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
+from backends.engines import by_metrics
 from backends.engines.adapter import Adapter
-from backends.engines.by_metrics import (
-    LmDeployAdapter,
-    MaxAdapter,
-    OllamaAdapter,
-    OpenAiAdapter,
-    TensorRtLlmAdapter,
-    TgiAdapter,
-)
 from backends.engines.llama_cpp import LlamaCppAdapter
 from backends.engines.sglang import SglangAdapter
 from backends.engines.vllm import VllmAdapter
 
 _KINDS: Final[tuple[type[Adapter], ...]] = (
-    VllmAdapter, SglangAdapter, LlamaCppAdapter, TgiAdapter, TensorRtLlmAdapter, OllamaAdapter, LmDeployAdapter,
-    MaxAdapter, OpenAiAdapter,
+    VllmAdapter, SglangAdapter, LlamaCppAdapter, by_metrics.TgiAdapter, by_metrics.TensorRtLlmAdapter,
+    by_metrics.OllamaAdapter, by_metrics.LmDeployAdapter, by_metrics.MaxAdapter, by_metrics.OpenAiAdapter,
 )  # fmt: skip
 KINDS: Final = {kind.name: kind for kind in _KINDS}
 """Adapters by their name in the configuration."""
@@ -41,4 +34,4 @@ def recognise(owners: Collection[str], page: str) -> Adapter:
     for kind in _KINDS:
         if owners and set(owners) <= set(kind.owners):
             return kind()
-    return OpenAiAdapter()
+    return by_metrics.OpenAiAdapter()

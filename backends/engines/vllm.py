@@ -56,15 +56,13 @@ class VllmAdapter(Adapter):
         return status in (429, 503) or (status == 500 and b"cannot schedule new futures after shutdown" in body)
 
 
-def _per_engine(
-    page: Mapping[str, list[Sample]], aliases: tuple[str, ...], *, reason: str | None = None
-) -> list[float]:
-    """Return one value per engine: samples of this reason under the first alias that the page has.
+def _per_engine(page: Mapping[str, list[Sample]], names: tuple[str, ...], *, reason: str | None = None) -> list[float]:
+    """Return one value per engine: samples of this reason under the first name that the page has.
 
     Several API servers repeat an engine under their own `pid`, so the highest value counts, never their sum.
     """
-    for alias in aliases:
-        if found := page.get(alias):
+    for name in names:
+        if found := page.get(name):
             values: dict[str, float] = {}
             for sample in found:
                 if sample.labels.get("reason") != reason:

@@ -30,14 +30,12 @@ class Endpoint:
         prompts: returns the prompts of a body as text, or raises CallRefusedError.
         limits: fields of the output limit, of which the first one given counts. Without any nothing is generated.
         limit: output limit of a body without one; None takes the rest of the context.
-        has_choices: whether a body may ask for several choices.
     """
 
     path: str
     prompts: Callable[[dict[str, Any]], list[bytes]]
     limits: tuple[str, ...] = ()
     limit: int | None = None
-    has_choices: bool = False
 
 
 @dataclass(eq=False)
@@ -112,12 +110,8 @@ def read_call(endpoint: Endpoint, raw: bytes, profile: EngineProfile, model_name
     body = read_object(raw)
     model = body.get("model") or model_names[0]
     if model not in model_names:
-        raise CallRefusedError(
-            404,
-            f"The model `{model}` does not exist. Valid aliases: {', '.join(model_names)}.",
-            "NotFoundError",
-            "model",
-        )
+        message = f"The model `{model}` does not exist. Valid aliases: {', '.join(model_names)}."
+        raise CallRefusedError(404, message, "NotFoundError", "model")
     salt = body.get("cache_salt") or ""
     prompts = [read_prompt(text, profile.block_size, str(salt)) for text in endpoint.prompts(body)]
     options = body.get("stream_options")
@@ -127,7 +121,7 @@ def read_call(endpoint: Endpoint, raw: bytes, profile: EngineProfile, model_name
         model=str(model),
         prompts=prompts,
         max_tokens=_max_tokens(endpoint, body, max(prompt.tokens for prompt in prompts), profile.max_model_len),
-        n=_integer(body, "n", 1, 1, _CHOICES_MAX) if endpoint.has_choices else 1,
+        n=_integer(body, "n", 1, 1, _CHOICES_MAX),
         stream=bool(body.get("stream")) and bool(endpoint.limits),
         ignore_eos=bool(body.get("ignore_eos")),
         include_usage=bool(options.get("include_usage")),
@@ -174,11 +168,8 @@ def _max_tokens(endpoint: Endpoint, body: dict[str, Any], prompt_tokens: int, ma
     """Return the requested limit, reduced to the rest of the context. Refuse a prompt that fills the context."""
     room = max_model_len - prompt_tokens
     if room < bool(endpoint.limits):
-        raise CallRefusedError(
-            400,
-            f"This model's maximum context length is {max_model_len} tokens, and the prompt has {prompt_tokens}.",
-            param="input_tokens",
-        )
+        message = f"This model's maximum context length is {max_model_len} tokens, and the prompt has {prompt_tokens}."
+        raise CallRefusedError(400, message, param="input_tokens")
     if not endpoint.limits:
         return 0
     name = next((each for each in endpoint.limits if body.get(each) is not None), endpoint.limits[-1])
@@ -225,8 +216,7 @@ CHAT: Final = Endpoint(
     "/v1/chat/completions",
     lambda body: [render_chat(required(body, "messages"), body.get("tools"))],
     ("max_completion_tokens", "max_tokens"),
-    has_choices=True,
 )
 COMPLETION: Final = Endpoint(
-    "/v1/completions", lambda body: texts(required(body, "prompt"), "prompt"), ("max_tokens",), 16, has_choices=True
+    "/v1/completions", lambda body: texts(required(body, "prompt"), "prompt"), ("max_tokens",), 16
 )

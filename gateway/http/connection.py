@@ -32,6 +32,7 @@ _ORIGIN: Final = re.compile(rb"\r\norigin:[ \t]*([!-~]+)[ \t]*(?=\r\n)", re.IGNO
 """Finds the origin even in a head that is refused unread, so that a page in a browser may read the error."""
 _NEVER: Final = float("inf")
 _EVERY_SWEEP: Final = 0.0
+_INTERNAL_ERROR: Final = ApiError(Reason.INTERNAL_ERROR, "The gateway failed on this request.")
 
 # The states of a connection. Only the first two read a request.
 _HEAD: Final = 0
@@ -39,10 +40,6 @@ _BODY: Final = 1
 _ANSWER: Final = 2
 _LINGER: Final = 3
 _CLOSED: Final = 4
-
-
-def _internal_error() -> ApiError:
-    return ApiError(Reason.INTERNAL_ERROR, "The gateway failed on this request.")
 
 
 class Connection(asyncio.Protocol):
@@ -150,7 +147,7 @@ class Connection(asyncio.Protocol):
                     if self._is_anonymous:
                         self._hold_head(len(reader.partial))
                     if reader.request is not None:
-                        self._begin(reader.request, body_follows=not reader.complete, body_is_here=at < size)
+                        self._begin(reader.request, body_is_here=at < size)
                 else:
                     at = reader.take_body(data, at)
                     if not reader.complete and reader.request is not None:
@@ -163,14 +160,14 @@ class Connection(asyncio.Protocol):
             self._refuse(error, data[at:])
         except Exception:  # a fault with one request ends no other
             _log.exception("the head hook failed")
-            self._refuse(_internal_error())
+            self._refuse(_INTERNAL_ERROR)
         if self._state == _ANSWER or (self._writing_paused and self._state < _ANSWER):
             if at < size:
                 self._keep(data[at:])
         elif self._state == _BODY:
             self._set_body_deadline()
 
-    def _begin(self, request: HttpRequest, *, body_follows: bool, body_is_here: bool) -> None:
+    def _begin(self, request: HttpRequest, *, body_is_here: bool) -> None:
         """Refuse a request with a complete head, or begin to read its body."""
         server = self._server
         request.id = server.next_request_id()
@@ -179,16 +176,16 @@ class Connection(asyncio.Protocol):
         hook = server.on_head
         answer = hook(request) if hook is not None else None
         if answer is not None:
-            responder = self._new_responder(request, keep_alive=self._reader.keep_alive and not body_follows)
+            responder = self._new_responder(request, keep_alive=request.head.keep_alive and not request.body_follows)
             responder.respond(*answer)
             return
         tenant = self.tenant = request.tenant
         if tenant and (self._tenant is None or self._tenant.name != tenant):
             self._belong_to(tenant)
-        if body_follows:
+        if request.body_follows:
             self._state = _BODY
             self._body_began_at = server.now
-            if self._reader.expects_continue and not body_is_here:
+            if request.head.expects_continue and not body_is_here:
                 self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _belong_to(self, tenant: str) -> None:
@@ -207,7 +204,7 @@ class Connection(asyncio.Protocol):
             self._hold_body(request, len(request.body))
         elif self._body_bytes:
             self.release_body()
-        responder = self._new_responder(request, keep_alive=self._reader.keep_alive)
+        responder = self._new_responder(request, keep_alive=request.head.keep_alive)
         try:
             self._server.handler(request, responder)
         except Exception:  # a fault with one request ends no other
@@ -215,7 +212,7 @@ class Connection(asyncio.Protocol):
             if responder.started:
                 responder.abort()
             else:
-                error = _internal_error()
+                error = _INTERNAL_ERROR
                 responder.respond(error.status, error.headers(), error.body(dialect_of(request.path)))
 
     def _new_responder(self, request: HttpRequest, *, keep_alive: bool) -> Responder:

@@ -55,7 +55,7 @@ _REQUEST_LINE_EXTRA_BYTES: Final = 40  # method, spaces and version around a tar
 _HOPELESS: Final = re.compile(rb"(?<!\r)\n|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _HOST_BYTES: Final = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~%!$&'()*+;=:[]"
 _READ_HERE: Final = frozenset({
-    b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"upgrade", b"x-request-id",
+    b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"x-request-id",
     b"content-encoding",
 })  # fmt: skip
 _UPGRADE: Final = re.compile(rb"\r\nupgrade:[^\r]*", re.IGNORECASE)
@@ -82,7 +82,7 @@ class RequestReader:
     __slots__ = (
         "_announced_bytes", "_body", "_chunk_left", "_chunked", "_ended", "_head", "_headers", "_host", "_in_trailers",
         "_kind", "_left", "_length", "_limits", "_line", "_parser", "_peer", "_wire_bytes", "body_bytes", "complete",
-        "expects_continue", "is_known", "keep_alive", "partial", "path", "request",
+        "is_known", "partial", "path", "request",
     )  # fmt: skip
 
     def __init__(self, limits: ServerLimits, peer: str, kind: type[HttpRequest] = HttpRequest) -> None:
@@ -104,8 +104,6 @@ class RequestReader:
         self.path = ""
         """The path as soon as it is known. Errors are written in the format of its API."""
         self.complete = False
-        self.keep_alive = False
-        self.expects_continue = False
         self.body_bytes = 0
         self._headers: list[Header] = []
         self._length = b""
@@ -233,8 +231,6 @@ class RequestReader:
         if self._left > self._limits.body_bytes_max:
             raise self._body_too_large()
         self.path = head.path
-        self.keep_alive = head.keep_alive
-        self.expects_continue = head.expects_continue
         self.request = self._kind(self._peer, head)
         self.request.body_follows = not self.complete
 
@@ -306,15 +302,11 @@ class RequestReader:
             elif name == b"connection":
                 tokens = value.lower()
                 keep_alive = (keep_alive or b"keep-alive" in tokens) and b"close" not in tokens
-            elif name == b"upgrade":
-                pass
             elif name == b"content-encoding":
                 if not self.complete and value.lower() not in (b"", b"identity"):
-                    raise ApiError(
-                        Reason.ENCODING_NOT_SUPPORTED,
-                        "Bodies are not decompressed here; send it without Content-Encoding.",
-                        fields=[(b"accept-encoding", b"identity")],
-                    )
+                    message = "Bodies are not decompressed here; send it without Content-Encoding."
+                    taken = [(b"accept-encoding", b"identity")]
+                    raise ApiError(Reason.ENCODING_NOT_SUPPORTED, message, fields=taken)
             elif name == b"x-request-id":
                 head.client_id = value.decode("ascii") if _REQUEST_ID.fullmatch(value) is not None else ""
             elif value.lower() != b"100-continue":

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from hashlib import blake2b
 from math import inf
 from typing import Final
 from urllib.parse import urlsplit
 
 import aiohttp
 
-from backends.client.call import Receiver, UpstreamCall
-from backends.client.upstream import UpstreamConnections
+from backends.client.upstream import Receiver, UpstreamCall, UpstreamConnections
 from backends.control_client import ControlClient
 from backends.engines.adapter import UNREADABLE, Adapter
 from backends.engines.by_metrics import OpenAiAdapter
@@ -24,7 +25,6 @@ from backends.upstream_errors import UpstreamError
 from gateway.config.model import Config
 from gateway.config.sections.backends import BackendConfig, Isolation
 from gateway.request.body.payload import JsonPayload, Payload
-from gateway.request.prefix_hashes import salt_of
 
 logger = logging.getLogger("fairgate")
 
@@ -34,6 +34,8 @@ STANDSTILLS = 5
 """Fraction of `upstream_silence_s` after which an engine without a step goes out of service: two minutes by default.
 The longest steps, of prompts computed on CPUs, take less."""
 MODELS_MAX = 1000
+TENANTS_MAX: Final = 1024
+"""Tenants whose salts are cached: each request needs one."""
 TAKING_BODIES: Final = (b"POST ", b"PUT ", b"PATCH ")
 """Beginnings of heads that state a length, even if there is no body."""
 
@@ -42,12 +44,12 @@ class Backend:
     """An engine. Changing a backend's URL or credentials creates a new `Backend`."""
 
     def __init__(
-        self, config: BackendConfig, url: str, limits: Config, embedded: SimulatedServer | None = None
+        self, config: BackendConfig, url: str, gateway: Config, embedded: SimulatedServer | None = None
     ) -> None:
         """Create a backend at `url`. `embedded`: the simulated engine in this process, which ends with the backend."""
         self.name = config.name or url
         self.url = url
-        self.connection_key = connection_key(config, limits)
+        self.connection_key = connection_key(config, gateway)
         self._embedded = embedded
         self.drained = False
         self.leaving = False
@@ -58,19 +60,15 @@ class Backend:
         self.reads_steps = config.steps
         self.api_key = config.api_key.get_secret_value() if config.api_key is not None else None
         self.health = HealthState()
-        self.standstill = StandstillDetector(limits.limits.upstream_silence_s / STANDSTILLS)
+        connect_s, silence_s = gateway.limits.upstream_connect_s, gateway.limits.upstream_silence_s
+        self.standstill = StandstillDetector(silence_s / STANDSTILLS)
         self.models: dict[str, ModelCard] = {}
         self.prompt_tokens = dict.fromkeys(("input", "cached", "expected", "wrong"), 0)
         """Prompt tokens, how many were cached and expected to be, and the sum of the absolute errors of the latter."""
         self.tls = config.tls.make_context() if config.tls is not None else None
         self._address = config.address
         self.upstream = UpstreamConnections(
-            self.name,
-            url,
-            tls=self.tls,
-            address=config.address,
-            connect_timeout_s=limits.limits.upstream_connect_s,
-            silence_s=limits.limits.upstream_silence_s,
+            self.name, url, tls=self.tls, address=config.address, connect_timeout_s=connect_s, silence_s=silence_s
         )
         authorization = f"authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
         self._head_end = b"host: " + self.upstream.host_header + b"\r\n" + authorization.encode() + b"\r\n"
@@ -95,14 +93,6 @@ class Backend:
     def in_service(self) -> bool:
         """Return whether requests may go to the engine."""
         return self.health.healthy and not self.drained and not self.leaving and not self.mixes_tenants
-
-    def count_prompt(self, prompt_tokens: int, cached: int, expected: int) -> None:
-        """Count the prompt of an answer in which the engine reports its cached tokens."""
-        counts = self.prompt_tokens
-        counts["input"] += prompt_tokens
-        counts["cached"] += cached
-        counts["expected"] += expected
-        counts["wrong"] += abs(expected - cached)
 
     @property
     def again_s(self) -> float:
@@ -208,3 +198,9 @@ def connection_key(config: BackendConfig, gateway: Config) -> tuple[object, ...]
     limits = gateway.limits
     where = (config.url, config.address, config.engine, config.api_key, config.tls, config.steps)
     return (*where, limits.upstream_connect_s, limits.upstream_silence_s)
+
+
+@lru_cache(maxsize=TENANTS_MAX)
+def salt_of(tenant: str) -> str:
+    """Return the salt by which engines separate a tenant's cached blocks. The salt hides the tenant's name."""
+    return blake2b(tenant.encode(), digest_size=12).hexdigest()

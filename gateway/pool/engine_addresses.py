@@ -53,7 +53,7 @@ class FollowedName:
     def __len__(self) -> int:
         return len(self._missed_s)
 
-    def resolved(self, addresses: Sequence[str], now_s: float, *, ttl_s: float, addresses_max: int) -> bool:
+    def resolved(self, addresses: Sequence[str], now_s: float, limits: Limits) -> bool:
         """Take a lookup's answer. Return whether the known addresses changed."""
         known = self._missed_s
         before = list(known)
@@ -65,11 +65,11 @@ class FollowedName:
                 known[address] = None
             elif missed_s is None:
                 known[address] = now_s
-            elif now_s - missed_s >= ttl_s:
+            elif now_s - missed_s >= limits.upstream_addresses_s:
                 del known[address]
         for address in sorted(resolved - known.keys()):
             known[address] = None
-        for address in list(known)[addresses_max:]:
+        for address in list(known)[limits.upstream_addresses_max :]:
             del known[address]
         self.left_out = len(resolved - known.keys())
         return list(known) != before
@@ -169,9 +169,7 @@ class Addresses:
         if not found:
             return False
         before, left_out = set(name), name.left_out
-        is_changed = name.resolved(
-            found, time.monotonic(), ttl_s=limits.upstream_addresses_s, addresses_max=limits.upstream_addresses_max
-        )
+        is_changed = name.resolved(found, time.monotonic(), limits)
         if is_changed:
             after = set(name)
             logger.info(

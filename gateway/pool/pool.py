@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 from functools import partial
 from math import inf
 from typing import Final
@@ -19,14 +19,13 @@ from backends.upstream_errors import ConnectFailed, UpstreamError
 from gateway.config.model import Config, PoolConfig
 from gateway.config.section import is_of_batch
 from gateway.config.sections.backends import BackendConfig
-from gateway.pool.backend import PROBE_INTERVAL_S, Backend
+from gateway.pool.backend import PROBE_INTERVAL_S, Backend, salt_of
 from gateway.pool.breaks import Breaks
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.shared import SharedTables, admission_engine, engine_settings, policy_terms
 from gateway.pool.waiting import WaitingStreams
 from gateway.request.body.payload import Payload
-from gateway.request.estimate import TokenEstimator, exact_counter
-from gateway.request.prefix_hashes import prefix_hashes, salt_of
+from gateway.request.prompt import TokenEstimator, exact_counter, prefix_hashes
 from gateway.telemetry.background import Tasks
 from gateway.telemetry.record import RequestRecord
 from policies.admission.named import named_policy
@@ -37,6 +36,8 @@ from policies.request import Request, payer
 
 logger = logging.getLogger("fairgate")
 
+Settled = Callable[[RequestRecord, str], None]
+"""Called at the end of every request, with the name of its policy."""
 AGAIN_S_UNKNOWN = 5.0
 """Retry time where only an operator knows when an engine takes requests again."""
 RETIRE_LOOK_S = 0.1
@@ -74,32 +75,39 @@ class RetryBudget:
         return True
 
 
+class PoolPlan:
+    """The config, the backends and the estimator that one pool will have, found or created before they are used."""
+
+    def __init__(self, config: PoolConfig, pool: Pool | None, estimator: TokenEstimator) -> None:
+        """Collect for `pool`, which goes on, or for a new pool (None)."""
+        self.config = config
+        self.pool = pool
+        self.backends: dict[Backend, BackendConfig] = {}
+        """Backends in the order of the configuration, each with its section."""
+        self.estimator = estimator
+
+    def fresh(self) -> list[Backend]:
+        """Return the backends that are new to the pool."""
+        known = {} if self.pool is None else self.pool.backends
+        return [backend for backend in self.backends if known.get(backend.name) is not backend]
+
+
 class Pool:
     """A queue and one policy in front of several engines that serve the same models."""
 
-    def __init__(
-        self,
-        config: PoolConfig,
-        gateway: Config,
-        backends: Mapping[Backend, BackendConfig],
-        shared: SharedTables,
-        settled: Callable[[RequestRecord, str], None],
-        estimator: TokenEstimator,
-        background: Tasks,
-    ):
+    def __init__(self, plan: PoolPlan, gateway: Config, shared: SharedTables, settled: Settled, background: Tasks):
         """Create a pool. `background` collects the faults of its tasks."""
-        self.name = config.name
+        self.name = plan.config.name
         self.backends: dict[str, Backend] = {}
         """Backends by name, including those that leave and still have running requests."""
         self.healthy_fallback: Callable[[], Pool | None] = lambda: None
         """Return the pool that serves requests while no backend here can, or None."""
-        self.estimator = estimator
         self.retries = RetryBudget()
         self.breaks = Breaks()
         self.answers_bytes = 0
         self._settled = settled
-        self._terms = policy_terms(gateway, config)
-        self.dispatcher = Dispatcher(admission_engine(gateway, config, shared))
+        self._terms = policy_terms(gateway, plan.config)
+        self.dispatcher = Dispatcher(admission_engine(gateway, plan.config, shared))
         self.waiting: WaitingStreams | None = None
         """Streams before their first byte. None where no `: waiting` comments are configured."""
         self._session: aiohttp.ClientSession | None = None
@@ -108,14 +116,13 @@ class Pool:
         self._readers: dict[Backend, list[asyncio.Task[None]]] = {}
         self._left: set[Backend] = set()
         """Backends that have left the config and end their running requests."""
-        self._configure(config, gateway, shared, backends)
+        self._configure(plan, gateway, shared)
 
-    def _configure(
-        self, config: PoolConfig, gateway: Config, shared: SharedTables, backends: Mapping[Backend, BackendConfig]
-    ) -> None:
+    def _configure(self, plan: PoolPlan, gateway: Config, shared: SharedTables) -> None:
         """Apply the settings that a reload may change."""
         engine = self.dispatcher.engine
-        self.config = config
+        config = self.config = plan.config
+        self.estimator = plan.estimator
         self.policy_name = gateway.policy.name
         self.batch_apps = frozenset([app.name for app in gateway.apps if is_of_batch(app)])
         self.response_buffer_bytes_max = gateway.limits.response_buffer_bytes_max
@@ -123,15 +130,13 @@ class Pool:
         self.takes_background = gateway.limits.background
         self.claims = shared.claims
         self.quotas = shared.quotas
-        self.fallback = config.fallback
-        """Model of another pool that serves while no backend here is in service."""
         engine.has_fallback = config.fallback is not None
         engine.requests.cold_start.s_max = config.start_s_max
         comment_s = gateway.limits.waiting_comment_s
         if comment_s != (None if self.waiting is None else self.waiting.interval_s):
             # Streams that already wait keep their comment interval.
             self.waiting = None if comment_s is None else WaitingStreams(comment_s, self.dispatcher.clock)
-        for backend, backend_config in backends.items():
+        for backend, backend_config in plan.backends.items():
             backend.on_health = self._health_changed
             backend.on_recognised = self._recognised
             backend.isolates = config.isolate_caches
@@ -139,23 +144,14 @@ class Pool:
             if backend.name not in engine.backends:
                 engine.add_backend(backend.name, max_num_seqs=backend_config.max_num_seqs, healthy=backend.in_service)
 
-    def take_over(
-        self,
-        config: PoolConfig,
-        gateway: Config,
-        shared: SharedTables,
-        backends: Mapping[Backend, BackendConfig],
-        estimator: TokenEstimator | None,
-        weights: Weights | None,
-    ) -> None:
+    def take_over(self, plan: PoolPlan, gateway: Config, shared: SharedTables, weights: Weights | None) -> None:
         """Go on under another configuration, with changed `weights` of tenants.
 
-        `backends` are the kept and new ones in order; a new one has never left this pool. All others end their
-        requests. `estimator`: None keeps the present one.
+        A new backend of the plan has never left this pool. Backends outside the plan end their requests.
         """
+        config, backends = plan.config, plan.backends
         engine, before = self.dispatcher.engine, self.backends.copy()
         is_scraped_otherwise = self.config.capacity.scrape_interval_s != config.capacity.scrape_interval_s
-        self.estimator = estimator or self.estimator
         for backend in backends:
             known = before.get(backend.name)
             if known is backend:
@@ -165,7 +161,7 @@ class Pool:
                 backend.drained = known.drained
                 if known.url != backend.url and engine.policy.prefixes is not None:
                     engine.policy.prefixes.forget_engine(backend.name)
-        self._configure(config, gateway, shared, backends)
+        self._configure(plan, gateway, shared)
         for backend in before.values():
             if backend in backends or backend.leaving:
                 continue
@@ -274,11 +270,16 @@ class Pool:
         return prefix_hashes(payload.prompt.head, seed.encode())
 
     def ended(self, record: RequestRecord) -> None:
+        """Record the end of a request, and how many of its cached tokens were expected, if the engine reports them."""
         record.pool = self.name
         backend, cached = self.backends.get(record.backend), record.service.cached
         if backend is not None and cached is not None:
             expected = 0 if record.request is None else record.request.progress.cached_tokens
-            backend.count_prompt(record.service.prompt, cached, expected)
+            counts = backend.prompt_tokens
+            counts["input"] += record.service.prompt
+            counts["cached"] += cached
+            counts["expected"] += expected
+            counts["wrong"] += abs(expected - cached)
         self._settled(record, self.policy_name)
 
     # --- the control plane ---
@@ -312,14 +313,8 @@ class Pool:
             backend.feed = StepFeed(client, backend.adapter.steps_path, observe, partial(self._log_feed, backend))
             readers.append(self._background.repeat(backend.feed.run_once, "steps", of))
         if backend.adapter.metrics_paths:
-            scraper = Scraper(
-                backend.adapter,
-                client,
-                self.config.capacity.scrape_interval_s,
-                on_snapshot=observe,
-                feed=backend.feed,
-                standstill=backend.standstill,
-            )
+            interval_s, standstill = self.config.capacity.scrape_interval_s, backend.standstill
+            scraper = Scraper(backend.adapter, client, interval_s, observe, feed=backend.feed, standstill=standstill)
             readers.append(self._background.repeat(scraper.run_once, "metrics", of))
 
     def _unwatch(self, backend: Backend) -> None:
@@ -390,7 +385,7 @@ class Pool:
         now = self.dispatcher.clock()
         self.breaks.answered(backend.name, tenant, now, broke=error is not None, began_s=began_s)
         if error is None:
-            backend.health.answered()
+            backend.health.failures = 0  # an answer ends the row
             return
         leases = self.dispatcher.engine.backends[backend.name].leases.values()
         is_shared = any([payer(lease.request.flow.tenant) != tenant for lease in leases])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import aiohttp
 
@@ -13,12 +13,10 @@ from gateway.config.model import Config, PoolConfig
 from gateway.config.sections.backends import BackendConfig
 from gateway.pool.backend import Backend, connection_key
 from gateway.pool.engine_addresses import Addresses, Resolver
-from gateway.pool.pool import RETIRE_LOOK_S, Pool, estimator_of
+from gateway.pool.pool import RETIRE_LOOK_S, Pool, PoolPlan, Settled, estimator_of
 from gateway.pool.shared import SharedTables
-from gateway.request.estimate import TokenEstimator
 from gateway.storage.store import PoolIdentity
 from gateway.telemetry.background import OperationalError, Tasks
-from gateway.telemetry.record import RequestRecord
 from policies.admission.engine import AdmissionEngine
 from policies.admission.takeover import Weights
 
@@ -36,23 +34,6 @@ class CannotTakeOver(OperationalError):
     """A resource that the configuration names is not available; the message says which and why."""
 
 
-class PoolPlan:
-    """The backends and estimator that one configured pool will have, found or created before `commit`."""
-
-    def __init__(self, config: PoolConfig, pool: Pool | None, estimator: TokenEstimator | None) -> None:
-        """Collect for `pool`, which goes on, or for a new pool (None). `estimator`: None keeps the pool's own."""
-        self.config = config
-        self.pool = pool
-        self.backends: dict[Backend, BackendConfig] = {}
-        """Backends in the order of the configuration, each with its section."""
-        self.estimator = estimator
-
-    def fresh(self) -> list[Backend]:
-        """Return the backends that are new to the pool."""
-        known = {} if self.pool is None else self.pool.backends
-        return [backend for backend in self.backends if known.get(backend.name) is not backend]
-
-
 class Pools:
     """The table of pools.
 
@@ -60,7 +41,7 @@ class Pools:
     fail.
     """
 
-    def __init__(self, settled: Callable[[RequestRecord, str], None], resolver: Resolver, background: Tasks) -> None:
+    def __init__(self, settled: Settled, resolver: Resolver, background: Tasks) -> None:
         """Create an empty table.
 
         Args:
@@ -91,8 +72,10 @@ class Pools:
             for each in config.pools:
                 pool = known.get(each.name)
                 way = each.bytes_per_token, each.tokenizer
-                alike = pool is not None and (pool.config.bytes_per_token, pool.config.tokenizer) == way
-                one = PoolPlan(each, pool, None if alike else await asyncio.to_thread(estimator_of, each))
+                if pool is not None and (pool.config.bytes_per_token, pool.config.tokenizer) == way:
+                    one = PoolPlan(each, pool, pool.estimator)
+                else:
+                    one = PoolPlan(each, pool, await asyncio.to_thread(estimator_of, each))
                 prepared.append(one)
                 for backend in self.addresses.engines(each):
                     made = await self._backend(backend, each, config, {} if pool is None else pool.backends)
@@ -123,12 +106,11 @@ class Pools:
         for one in prepared:
             pool = one.pool
             if pool is None:
-                assert one.estimator is not None
-                pool = Pool(one.config, config, one.backends, shared, self._settled, one.estimator, self._background)
+                pool = Pool(one, config, shared, self._settled, self._background)
                 if self._session is not None:
                     pool.watch(self._session)
             else:
-                pool.take_over(one.config, config, shared, one.backends, one.estimator, weights)
+                pool.take_over(one, config, shared, weights)
             self.all.append(pool)
         self.addresses.follow(config)
         self.engines.clear()

@@ -143,12 +143,9 @@ def engine_settings(gateway: Config, pool: PoolConfig, shared: SharedTables) -> 
     }
 
 
-PolicyTerms = dict[str, Any]
-"""The arguments of `named_policy`: equal terms decide equally."""
-
-
-def policy_terms(gateway: Config, pool: PoolConfig) -> PolicyTerms:
-    """Return the terms of the configured policy, including those in other sections of the config."""
+def policy_terms(gateway: Config, pool: PoolConfig) -> dict[str, Any]:
+    """Return the terms of the configured policy, including those in other sections of the config: the arguments of
+    `named_policy`. Equal terms decide equally."""
     settings, entry = gateway.policy.settings(), POLICIES[gateway.policy.name]
     known = {one.name for one in fields(entry.params)}
     if "weights" in known:

@@ -8,7 +8,6 @@ from math import inf
 from typing import Final
 
 from gateway.http.errors import ApiError, Reason
-from gateway.http.headers import Head
 from gateway.pool.pool import Pool
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.payload import NO_FIELDS, USER_LENGTH_MAX, Payload
@@ -25,14 +24,6 @@ CONTEXT_MARGIN: Final = 4
 """Factor by which an estimated prompt must exceed the context to be refused; the engine judges shorter ones."""
 TRUNCATES: Final = b'"truncate_prompt_tokens"'
 """Field by which vLLM shortens a prompt."""
-
-
-def _named(head: Head) -> dict[bytes, bytes]:
-    """Return the header fields that are read. A field given twice has its first value."""
-    named = head.named
-    if named is None:
-        named = head.named = {name: value for name, value in reversed(head.headers) if name in READ}
-    return named
 
 
 def _asks(fields: Mapping[bytes, bytes], payload: Payload) -> bool:
@@ -55,7 +46,10 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
         wait_s_max = before.wait_s_max
     else:
         principal = context.principal
-        fields = _named(context.head)
+        head = context.head
+        fields = head.named
+        if fields is None:  # a field given twice has its first value
+            fields = head.named = {name: value for name, value in reversed(head.headers) if name in READ}
         app, user = fields.get(b"x-fairgate-app"), fields.get(b"x-fairgate-user")
         context.app = principal.app(app.decode("utf-8", "replace") if app else None)
         named = principal.user or (user.decode("utf-8", "replace") if user else payload.user)
@@ -68,7 +62,6 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
         if pool.claims is not None:
             conversation = payload.conversation if generates else NO_FIELDS.messages
             claim, instruction_bytes = pool.claims.read(fields, payload, conversation, flow)
-            instruction_bytes += payload.instruction_bytes
             if instruction_bytes:
                 system_tokens = prompt_tokens * instruction_bytes // payload.prompt.size
     return Request(

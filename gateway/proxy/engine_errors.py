@@ -15,7 +15,6 @@ import msgspec
 
 from backends.answers.sse import Dialect
 from gateway.http.errors import ApiError, EngineError, Reason
-from gateway.telemetry.record import Outcome
 
 logger = logging.getLogger("fairgate")
 
@@ -29,11 +28,7 @@ LOG_AGAIN_S: Final = 60.0
 """Interval of equal log lines about one backend."""
 
 _INTERNAL: Final = re.compile(r'Traceback \(most recent call last\)|File "[^"]+", line [0-9]|<(?:!doctype|html)', re.I)
-_REASONS: Final = {
-    404: Reason.NOT_FOUND,
-    405: Reason.NOT_FOUND,
-    413: Reason.BODY_TOO_LARGE,
-}
+_REASONS: Final = {404: Reason.NOT_FOUND, 405: Reason.NOT_FOUND, 413: Reason.BODY_TOO_LARGE}
 _BUSY: Final = frozenset({429, 503, 529})
 _NO_LEAVE: Final = frozenset({401, 403, 407})
 _TROUBLE: Final = "the engine failed on this request"
@@ -48,9 +43,8 @@ def engine_error(backend: str, status: int, body: bytes, again_s: float = 0.0) -
     """Return the error for an engine's answer that is neither a success nor retried. `again_s`: the engine's retry
     time."""
     if status in _NO_LEAVE:
-        _log_misconfigured(
-            backend, status, "does not accept the gateway: the api_key of this backend is missing or wrong"
-        )
+        what = "does not accept the gateway: the api_key of this backend is missing or wrong"
+        _log_misconfigured(backend, status, what)
         return ApiError(Reason.BACKEND_FAILED, "the engine did not accept this gateway; its operator has to mend that")
     if status in _BUSY:
         return ApiError(Reason.SERVER_BUSY, "the engine is busy; try again", retry_after_s=again_s or AGAIN_S)
@@ -76,11 +70,6 @@ def engine_error(backend: str, status: int, body: bytes, again_s: float = 0.0) -
         param=param if isinstance(param, str) else None,
         code=code if isinstance(code, str) or type(code) is int else None,
     )
-
-
-def outcome_of(error: ApiError) -> str:
-    """Return the outcome: refused for a faulty request, else failed."""
-    return Outcome.REFUSED if isinstance(error, EngineError) else Outcome.FAILED
 
 
 def _error_fields(body: bytes) -> dict[str, Any]:

@@ -19,17 +19,17 @@ whose answers break anyhow.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from backends.answers.answer_keys import AnswerKeys
-from backends.answers.answer_usage import made_bytes, read_answer, usage_finder, usage_found
+from backends.answers.answer import Answer, made_bytes, read_answer, usage_finder, usage_found
 from backends.answers.body import Usage
 from backends.answers.members import MemberFinder
 from backends.answers.sse import Dialect, StreamMeter, is_event_stream
 from backends.upstream_errors import ProtocolViolation, ReadTimeout, UpstreamError
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import Header, content_type, header_of, is_json, is_text, retry_after_s
-from gateway.proxy.account import believed, works_on
+from gateway.pool.backend import Backend
+from gateway.pool.pool import Pool
 from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX
 from gateway.proxy.model_name_filter import ModelNameFilter
 from gateway.proxy.refusals import failure_error, refusal_error, revoked_key_error
@@ -40,42 +40,42 @@ from gateway.telemetry.record import NO_SERVICE, Outcome
 from policies.admission.decisions import Failure, Reject
 from policies.request import Request, ServiceTokens
 
-if TYPE_CHECKING:
-    from gateway.pool.backend import Backend
-    from gateway.pool.pool import Pool
-
 NOT_STREAMED: Final = "the engine answered in one piece where a stream was asked for, and had been begun"
 BREAKING: Final = "most of your latest answers broke off at the engines; slow down, and see what breaks them"
-NO_ANSWER_KEYS: Final = AnswerKeys()
 RETRYABLE_IN_STREAM: Final = frozenset({429, 503})
+CONTEXT_TOKENS_UNKNOWN: Final = 1 << 20
+"""Context assumed for a model whose engines report none."""
+ROUNDS_MAX: Final = 16
+"""Most rounds of one Responses call. An engine that calls tools itself counts the tokens of every round."""
 
 
 class Exchange(Relay):
     """A client's request, its place in the pool, and the answer. The `AdmissionClient` of its pool."""
 
     __slots__ = (
-        "_answer_bytes", "_ending", "_finder", "_held", "_held_bytes", "_held_bytes_max", "_meter", "_name_filter",
+        "_answer_bytes", "_ending", "_finder", "_held", "_held_bytes_max", "_meter", "_name_filter",
         "_pool", "request",
     )  # fmt: skip
 
     _ending: JsonEndCheck
     """Check of an answer in one piece that is relayed as it comes, while `_finder` searches it for its usage."""
 
-    def __init__(self, context: RequestContext, request: Request, upstream_head: bytes) -> None:
-        super().__init__(context, upstream_head)
+    def __init__(self, context: RequestContext, request: Request) -> None:
+        super().__init__(context)
         self.request = request
         self._pool = context.serving_pool
-        self._name_filter = ModelNameFilter.for_payload(context.payload)
-        self._held_bytes = 0
         self._begin_answer()
 
     def _begin_answer(self) -> None:
         """Prepare for an answer from its beginning."""
+        asked, model = self.context.payload.asked, self.context.payload.model
+        self._name_filter = None if asked in ("", model) else ModelNameFilter(asked)
         self._meter: StreamMeter | None = None
         self._held: list[bytes] = []
         self._held_bytes_max = self._pool.response_buffer_bytes_max
         self._answer_bytes = 0
         self._finder: MemberFinder | None = None
+        """Reader of an answer that is too long to hold, and relayed; None while the answer is held."""
 
     def submit(self) -> None:
         self.context.responder.on_disconnect = lambda: self._abandon(Outcome.ABANDONED, "client_disconnected")
@@ -112,7 +112,7 @@ class Exchange(Relay):
         self.request = self.context.request = request
         self.context.model = self.context.payload.model
         self._pool = self.context.serving_pool = pool
-        self._name_filter = ModelNameFilter.for_payload(self.context.payload)
+        self._begin_answer()
 
     def reject(self, error: ApiError, service: ServiceTokens | None = None) -> None:
         """Reject a request that waits, or that an engine has returned after this service."""
@@ -229,7 +229,7 @@ class Exchange(Relay):
 
     def _break_off_truncated(self, what: str) -> None:
         """Break off an answer that the engine ended as if it were complete. `what`: the engine's fault."""
-        error = ProtocolViolation(self.backend.name, what, before_first_byte=False)
+        error = ProtocolViolation(self.backend.name, what)
         self._pool.answered(self.backend, self.context.tenant, error, self.context.dispatched_s)
         self._break_off(Reason.BACKEND_FAILED, "the engine broke off its answer")
 
@@ -266,7 +266,8 @@ class Exchange(Relay):
             self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
             self.end(Outcome.FAILED, Reason.BACKEND_FAILED.value, service)
         else:
-            self._settle(meter.usage, meter.token_events, meter.awaits_more, meter.answer_id, meter.keys)
+            answer = Answer(meter.usage, meter.awaits_more, meter.answer_id, meter.keys)
+            self._settle(answer, meter.token_events)
 
     # --- whole bodies ---
 
@@ -283,7 +284,6 @@ class Exchange(Relay):
             self.context.responder.write(self._with_client_model(data))
             return
         self._held.append(data)
-        self._held_bytes += len(data)
         pool = self._pool
         pool.answers_bytes += len(data)
         is_error = not 200 <= self._status < 300
@@ -298,8 +298,8 @@ class Exchange(Relay):
             self._break_off(Reason.BACKEND_FAILED, NOT_STREAMED)
         else:
             self.phase = RELAYED[self.phase]
-            held = b"".join(self._held)
-            self._drop_held()
+            held, self._held = b"".join(self._held), []
+            pool.answers_bytes -= self._answer_bytes
             self._finder = usage_finder()
             self._finder.feed(held)
             self._ending = JsonEndCheck(self._headers)
@@ -310,11 +310,6 @@ class Exchange(Relay):
         """Return a piece of the answer with the client's name for the model (`ModelNameFilter.apply`)."""
         return data if self._name_filter is None else self._name_filter.apply(data, goes_on=True)
 
-    def _drop_held(self) -> None:
-        """Drop the held bytes of the answer."""
-        self._pool.answers_bytes -= self._held_bytes
-        self._held, self._held_bytes = [], 0
-
     def _complete_body(self) -> None:
         """End an answer in one piece: judge it, send it if it was held, and settle."""
         if self._finder is not None:
@@ -324,7 +319,7 @@ class Exchange(Relay):
             self.context.responder.end()
             usage = usage_found(self._finder)
             made = self._made_tokens(self._answer_bytes) if usage is None or usage.output_tokens is None else 0
-            self._settle(usage, made, None, "", NO_ANSWER_KEYS)
+            self._settle(Answer(usage), made)
             return
         body = self._held[0] if len(self._held) == 1 else b"".join(self._held)
         is_success = 200 <= self._status < 300
@@ -341,7 +336,7 @@ class Exchange(Relay):
             self.context.answer(self._status, self._headers, shown)
             usage = answer.usage
             made = self._made_tokens(made_bytes(body)) if usage is None or usage.output_tokens is None else 0
-            self._settle(usage, made, answer.awaits_more, answer.id, answer.keys)
+            self._settle(answer, made)
         else:
             self.fail_with_error(body)
 
@@ -369,26 +364,27 @@ class Exchange(Relay):
         received = self._received() if failure is Failure.PREEMPTED else NO_SERVICE
         self.phase = RETURNED[self.phase]
         self._call = self.context.responder.on_pause = self.context.responder.on_resume = None
-        self._drop_held()
+        self._pool.answers_bytes -= self._answer_bytes
         self._begin_answer()
         self.context.returned()
         if not self.refuse_if_revoked(received):
             self._pool.dispatcher.failed(self.request.id, failure, None, again_s)
 
-    def _settle(self, usage: Usage | None, counted: int, awaits_more: bool | None, name: str, keys: AnswerKeys) -> None:
+    def _settle(self, answer: Answer, counted: int) -> None:
         """End with a complete answer: learn from it, and report its service. `counted`: tokens counted here."""
         self._pool.answered(self.backend, self.context.tenant)
-        service = self._believed(usage, counted)
+        usage, awaits_more = answer.usage, answer.awaits_more
         request, payload = self.request, self.context.payload
+        service = self._believed(usage, counted)
         if usage is not None and usage.prompt_tokens:
             self._pool.estimator.learn(payload.prompt, usage.prompt_tokens)
         if not awaits_more and (payload.demands_tool or request.claim.extends):
             awaits_more = None  # both end with the reason "stop", whether more follows or not
         if self._pool.claims is not None and not request.claim.explicit:
-            goes_on_by = name if self.context.route.dialect is Dialect.RESPONSES else ""
-            request.progress.answer_keys = answer_keys(request.claim, keys, goes_on_by)
-        self.context.gives_out(name)
-        if works_on(payload, usage):
+            goes_on_by = answer.id if self.context.route.dialect is Dialect.RESPONSES else ""
+            request.progress.answer_keys = answer_keys(request.claim, answer.keys, goes_on_by)
+        self.context.gives_out(answer.id)
+        if self._works_on(usage):
             self._pool.dispatcher.cancelled(request.id, service)  # an answer still to come teaches nothing
         else:
             self._pool.dispatcher.finished(request.id, service, awaits_more)
@@ -401,7 +397,7 @@ class Exchange(Relay):
             counted, usage = meter.token_events, meter.usage
         elif self.phase is Phase.RELAYED:
             counted, usage = self._made_tokens(self._answer_bytes), None
-        elif self._call is not None and self._call.sends and works_on(self.context.payload, None):
+        elif self._call is not None and self._call.sends and self._works_on(None):
             counted, usage = 0, None
         else:
             return self._pool.dispatcher.received(self.request.id)
@@ -410,13 +406,49 @@ class Exchange(Relay):
         return ServiceTokens(service.prompt, max(service.output, counted), service.cached)
 
     def _believed(self, usage: Usage | None, counted: int) -> ServiceTokens:
-        """Return the service to charge, by the engine's usage and the gateway's own count (`account.believed`)."""
-        context = self.context
-        context_tokens = self._pool.context_tokens_max(context.payload.model)
-        return believed(usage, counted, self.request, context.payload, context.route, context_tokens)
+        """Return the service that the answer is charged: the engine's report, as far as it can be true, or else our own
+        count.
+
+        `counted`: our count of the output, used if the engine reports none. The engine's output count is capped by the
+        request's own limit and the model's context, its prompt count by the context, its cached tokens by the prompt.
+        An answer in the background without a count is charged its maximum.
+        """
+        request, payload, route = self.request, self.context.payload, self.context.route
+        prompt, output = request.prompt_tokens, request.output_tokens_max if self._works_on(usage) else counted
+        if usage is None:
+            return ServiceTokens(prompt, output)
+        room = self._pool.context_tokens_max(payload.model) or CONTEXT_TOKENS_UNKNOWN
+        if route.dialect is Dialect.RESPONSES:
+            room *= ROUNDS_MAX
+        if usage.prompt_tokens:
+            prompt = usage.prompt_tokens
+            if prompt > room:
+                # Where nothing is generated, each item of a list may be a prompt.
+                prompts_max = request.sequences if route.generates else 1 + payload.prompt.commas()
+                prompt = min(prompt, room * prompts_max)
+        if usage.output_tokens:
+            output = usage.output_tokens
+            if output > request.output_tokens_max:  # this limit assumes an estimated prompt, so it may be too low
+                output = min(output, max(counted, self._output_max(room)))
+        return ServiceTokens(prompt, output, min(usage.cached_tokens, prompt))
+
+    def _works_on(self, usage: Usage | None) -> bool:
+        """Return whether the engine works on in the background, as far as it has reported."""
+        return self.context.payload.is_background and (usage is None or usage.output_tokens is None)
+
+    def _output_max(self, room: int) -> int:
+        """Return the most output tokens that the answer can have, in all sequences."""
+        payload, route = self.context.payload, self.context.route
+        if not route.generates:
+            return 0
+        asked = payload.output_tokens_max if payload.output_param else None
+        if asked is not None and route.dialect is Dialect.RESPONSES:
+            asked *= ROUNDS_MAX
+        return (room if asked is None else min(asked, room)) * self.request.sequences
 
     def end(self, outcome: str, reason: str, service: ServiceTokens = NO_SERVICE) -> None:
-        self._pool.answers_bytes -= self._held_bytes
+        if self._finder is None:
+            self._pool.answers_bytes -= self._answer_bytes
         self.context.stop_waiting()
         super().end(outcome, reason, service)
         self._pool.ended(self.context)

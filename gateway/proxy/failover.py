@@ -30,7 +30,7 @@ def fail_over(pool: Pool, waiting: Sequence[Exchange]) -> None:
     of an engine, or is refused."""
     other = pool.healthy_fallback()
     if other is not None:
-        _move(waiting, pool, other, str(pool.fallback))
+        _move(waiting, pool, other, str(pool.config.fallback))
     for each in waiting:
         is_moved = other is not None and not each.request.progress.rests
         if not is_moved and not pool.awaits_start(each.request):

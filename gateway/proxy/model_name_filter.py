@@ -7,7 +7,6 @@ import re
 from typing import Final
 
 from backends.answers.members import Nesting
-from gateway.request.body.payload import Payload
 
 CANDIDATES_MAX: Final = 10_000
 """Most members examined in one piece, which takes 10 ms. Later names stay as the engine wrote them."""
@@ -27,11 +26,6 @@ class ModelNameFilter:
     """
 
     __slots__ = ("_instead", "_nesting", "_parent")
-
-    @classmethod
-    def for_payload(cls, payload: Payload) -> ModelNameFilter | None:
-        """Return the filter for a request, or None if both names are equal."""
-        return None if payload.asked in ("", payload.model) else cls(payload.asked)
 
     def __init__(self, asked: str) -> None:
         self._instead = json.dumps(asked).encode()

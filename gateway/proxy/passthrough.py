@@ -17,40 +17,32 @@ from gateway.proxy.refusals import failure_error
 from gateway.proxy.relay import HELD, RELAYED, RETURNED, JsonEndCheck, Phase, Relay
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.payload import Payload
-from gateway.request.bypass_limiter import BypassLimiter
 from gateway.telemetry.record import NO_SERVICE, Outcome
 from policies.request import ServiceTokens
 
+Ended = Callable[[RequestContext], None]
+
 
 class PassThrough(Relay):
-    """A relayed request and its answer. `settled` is called once, at the end."""
+    """A relayed request and its answer. `ended` is called once, at the end."""
 
-    __slots__ = ("_bypass_limiter", "_ending", "_engines", "_error", "_payload", "_settled")
+    __slots__ = ("_ended", "_ending", "_engines", "_error", "_payload")
 
     def __init__(
-        self,
-        context: RequestContext,
-        payload: Payload | None,
-        engines: Iterator[Backend],
-        bypass_limiter: BypassLimiter,
-        settled: Callable[[RequestContext, str], None],
+        self, context: RequestContext, payload: Payload | None, engines: Iterator[Backend], ended: Ended
     ) -> None:
-        super().__init__(context, b"")
+        super().__init__(context)
         self._engines = engines
-        self._bypass_limiter = bypass_limiter
-        self._settled = settled
+        self._ended = ended
         self._payload = payload
         """The body, until an engine answers; None without one."""
         self._ending = JsonEndCheck([])
         self._error = b""
 
     def begin(self) -> None:
-        """Count the request as running, and send it. Only the end of the request releases the count."""
-        backend = next(self._engines)
-        self._bypass_limiter.begin(self.context.tenant)
-        self._upstream_head = self.context.upstream_head()
+        """Send the request to the first engine."""
         self.context.responder.on_disconnect = self._client_gone
-        self.send(backend, self._payload)
+        self.send(next(self._engines), self._payload)
 
     def head_received(self, status: int, headers: list[Header]) -> None:
         self._upstream_head, self._payload = b"", None
@@ -79,7 +71,7 @@ class PassThrough(Relay):
             return
         if self._ending.is_missing:
             what = "ended an answer before its end"
-            self.failed(ProtocolViolation(self.backend.name, what, before_first_byte=False))
+            self.failed(ProtocolViolation(self.backend.name, what))
             return
         responder = self.context.responder
         if responder.started:
@@ -110,8 +102,7 @@ class PassThrough(Relay):
 
     def end(self, outcome: str, reason: str, service: ServiceTokens = NO_SERVICE) -> None:
         super().end(outcome, reason, service)
-        self._bypass_limiter.end(self.context.tenant)
-        self._settled(self.context, "")
+        self._ended(self.context)
 
     def _fields(self) -> list[Header]:
         return [*forwarded(self._headers, RESPONSE_DROPPED), self.context.id_field()]

@@ -36,7 +36,7 @@ from gateway.request.cors import Cors
 from gateway.request.routes import MODELS, RouteKind, Routes
 from gateway.telemetry.record import NO_SERVICE, Outcome, RequestRecord
 from gateway.telemetry.trace import TraceSampler
-from policies.request import Request, State
+from policies.request import State
 
 logger = logging.getLogger("fairgate")
 
@@ -125,9 +125,8 @@ class Pipeline:
         except ApiError as found:
             error = found
             if found.code is Reason.METHOD_NOT_ALLOWED and header_of(request.headers, b"sec-websocket-key"):
-                error = ApiError(
-                    Reason.UPGRADE_REQUIRED, f"no WebSocket is offered: send POST {request.path} over HTTP"
-                )
+                message = f"no WebSocket is offered: send POST {request.path} over HTTP"
+                error = ApiError(Reason.UPGRADE_REQUIRED, message)
             self.refused(request, error)
             return error.status, [*error.headers(), request.id_field()], error.body(dialect_of(request.path))
         return None
@@ -149,7 +148,7 @@ class Pipeline:
 
     def handle(self, request: RequestContext, responder: Responder) -> None:
         """Handle a complete request."""
-        request.arrived(responder, time.monotonic())
+        request.responder, request.arrived_s = responder, time.monotonic()
         self._trace(request)
         try:
             self._handle(request)
@@ -180,7 +179,7 @@ class Pipeline:
         if error is None:
             self.handle(context, responder)
         else:
-            context.arrived(responder, time.monotonic())
+            context.responder, context.arrived_s = responder, time.monotonic()
             self.failed(context, error)
 
     def model_error(self, principal: Principal, model: str) -> ApiError | None:
@@ -204,18 +203,15 @@ class Pipeline:
                 raise ApiError(Reason.NOT_IMPLEMENTED, message)
             self.late[kind](context)
         elif kind is RouteKind.PASS and not context.body:
-            self._pass_through(context, None).begin()
+            self._pass_through(context, None)
         else:
-            context.payload = context.read_body(self._json_bytes_max)
+            payload = context.payload = context.read_body(self._json_bytes_max)
             if not self.keyring.takes(context.principal):
                 raise revoked_key_error()
             if kind is RouteKind.PASS:
-                passes = self._pass_through(context, context.payload)
-                context.payload.drop_unsent()
-                context.body = b""
-                passes.begin()
+                self._pass_through(context, payload)
             else:
-                self._submit(context, self._admit(context))
+                self._admit(context)
 
     def ended(self, context: RequestContext, outcome: str, reason: str) -> None:
         """Record the end of a request that no engine had."""
@@ -224,8 +220,8 @@ class Pipeline:
 
     # --- requests that need admission ---
 
-    def _admit(self, context: RequestContext) -> Request:
-        """Return the admission request, and prepare the body for an engine."""
+    def _admit(self, context: RequestContext) -> None:
+        """Ask for admission, with the body prepared for an engine."""
         payload, route = context.payload, context.route
         context.responses, context.keyring = self.responses, self.keyring
         context.model, context.stream = payload.model, payload.stream
@@ -238,15 +234,10 @@ class Pipeline:
         self.keyring.check_user(context.tenant, request.flow.user)
         if payload.stream and not payload.asks_usage and route.reports_usage and isinstance(payload, JsonPayload):
             payload.ask_usage()
-        return request
-
-    @staticmethod
-    def _submit(context: RequestContext, request: Request) -> None:
-        head = context.upstream_head()
         # Where nothing is generated, the engine's count of prompt tokens is checked against the commas.
-        context.payload.drop_unsent(counts_commas=not context.route.generates)
+        payload.drop_unsent(counts_commas=not route.generates)
         context.body = b""
-        Exchange(context, request, head).submit()
+        Exchange(context, request).submit()
 
     def _pool_for(self, context: RequestContext) -> Pool:
         """Return the pool that serves a request, and write that pool's name of the model into the payload."""
@@ -266,7 +257,7 @@ class Pipeline:
             context.model = ""  # the client may have made up the name, which would be a label of metrics and usage
         other = None if context.engine or pool.is_healthy() else self._healthy_fallback(pool)
         if other is not None:
-            model, pool = str(pool.fallback), other
+            model, pool = str(pool.config.fallback), other
         if not asked and context.route.api is OTHER:
             payload.model = context.model = model  # the engine chooses; nothing is added to a body of unknown format
         elif model != asked:
@@ -302,7 +293,7 @@ class Pipeline:
 
     def _healthy_fallback(self, pool: Pool) -> Pool | None:
         """Return the pool's fallback, or None if that has no engine in service."""
-        other = None if pool.fallback is None else self._pool_of(pool.fallback)
+        other = None if pool.config.fallback is None else self._pool_of(pool.config.fallback)
         return other if other is not None and other.is_healthy() else None
 
     def _pool_of(self, model: str) -> Pool | None:
@@ -348,22 +339,32 @@ class Pipeline:
 
     # --- requests that do not ---
 
-    def _pass_through(self, context: RequestContext, payload: Payload | None) -> PassThrough:
-        """Return the exchange of a request that needs no admission, with the engines to try."""
+    def _pass_through(self, context: RequestContext, payload: Payload | None) -> None:
+        """Send a request that needs no admission, and count it as running until its end."""
         if id := self._routes.response_id(context.path):
             keeper, stored = self._pool_of_response(context, id)
             context.model = stored.model
             engines = iter([keeper.backends[stored.engine]])
-            return PassThrough(context, payload, engines, self.bypass_limiter, self._settled)
-        pools = self._pools
+        else:
+            pools = self._pools
+            if payload is not None:
+                context.model = payload.model
+                if payload.model or context.principal.models is not None:
+                    pools = [self._pool_for(context)]
+            if not any([pool.is_healthy() for pool in pools]):
+                again_s = min([pool.again_s() for pool in pools])
+                raise ApiError(Reason.NO_BACKEND, "no engine is in service", retry_after_s=again_s)
+            engines = engines_of(pools)
         if payload is not None:
-            context.model = payload.model
-            if payload.model or context.principal.models is not None:
-                pools = [self._pool_for(context)]
-        if not any([pool.is_healthy() for pool in pools]):
-            again_s = min([pool.again_s() for pool in pools])
-            raise ApiError(Reason.NO_BACKEND, "no engine is in service", retry_after_s=again_s)
-        return PassThrough(context, payload, engines_of(pools), self.bypass_limiter, self._settled)
+            payload.drop_unsent()
+            context.body = b""
+        self.bypass_limiter.begin(context.tenant)
+        PassThrough(context, payload, engines, self._passed).begin()
+
+    def _passed(self, context: RequestContext) -> None:
+        """Record the end of a request without admission."""
+        self.bypass_limiter.end(context.tenant)
+        self._settled(context, "")
 
     def _models(self, principal: Principal, asked: str) -> bytes:
         """Return the models that a key may ask for, or the one model `asked`, as JSON."""

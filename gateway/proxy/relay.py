@@ -16,18 +16,17 @@ from __future__ import annotations
 
 import time
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from backends.client.call import UpstreamCall
+from backends.client.upstream import UpstreamCall
+from gateway.http.errors import EngineError
 from gateway.http.headers import Header, content_type, is_json, retry_after_s
-from gateway.proxy.engine_errors import engine_error, outcome_of
+from gateway.pool.backend import Backend
+from gateway.proxy.engine_errors import engine_error
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.payload import Payload
-from gateway.telemetry.record import NO_SERVICE
+from gateway.telemetry.record import NO_SERVICE, Outcome
 from policies.request import ServiceTokens
-
-if TYPE_CHECKING:
-    from gateway.pool.backend import Backend
 
 
 class Phase(IntEnum):
@@ -79,10 +78,10 @@ class Relay:
     backend: Backend
     """The engine that has the request, or had it last."""
 
-    def __init__(self, context: RequestContext, upstream_head: bytes) -> None:
+    def __init__(self, context: RequestContext) -> None:
         self.context = context
         self.phase = Phase.WAITING
-        self._upstream_head = upstream_head
+        self._upstream_head = context.upstream_head()
         self._call: UpstreamCall | None = None
         self._status = 0
         self._headers: list[Header] = []
@@ -110,7 +109,8 @@ class Relay:
         """End the answer with the engine's error."""
         error = engine_error(self.backend.name, self._status, body, retry_after_s(self._headers))
         self.context.error(error, is_engines=self.context.request is not None)
-        self.end(outcome_of(error), f"status_{self._status}")
+        outcome = Outcome.REFUSED if isinstance(error, EngineError) else Outcome.FAILED
+        self.end(outcome, f"status_{self._status}")
 
     def end(self, outcome: str, reason: str, service: ServiceTokens = NO_SERVICE) -> None:
         """Record the end. The client has its answer, or an error, or is gone."""

@@ -7,7 +7,7 @@ again and again, so that no intermediary takes it for dead. A later error is the
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from backends.answers.sse import Dialect, StreamMeter
 from gateway.http.errors import ApiError, Reason, expected_wait_headers
@@ -15,6 +15,9 @@ from gateway.http.headers import REQUEST_DROPPED, RESPONSE_DROPPED, Header, forw
 from gateway.http.http_request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.keys.identity import Keyring, Principal
+from gateway.keys.stored_responses import StoredResponses
+from gateway.pool.pool import Pool
+from gateway.pool.waiting import WaitingStreams
 from gateway.proxy.engine_errors import OWN_ERROR_EVENTS
 from gateway.proxy.refusals import in_words, rate_limit_headers
 from gateway.request.apis import AUDIO, OTHER
@@ -23,11 +26,6 @@ from gateway.request.body.payload import Payload, read_json
 from gateway.request.routes import Route
 from policies.queue.expected_wait import interval_s
 from policies.request import State
-
-if TYPE_CHECKING:
-    from gateway.keys.stored_responses import StoredResponses
-    from gateway.pool.pool import Pool
-    from gateway.pool.waiting import WaitingStreams
 
 WAITING: Final = b": waiting\n\n"
 WAITED: Final = b":\n\n"
@@ -68,11 +66,6 @@ class RequestContext(HttpRequest):
     keyring: Keyring
     relays: bool = False
     _waits_in: WaitingStreams | None = None
-
-    def arrived(self, responder: Responder, now: float) -> None:
-        """Record a complete request, and the responder for its answer."""
-        self.responder = responder
-        self.arrived_s = now
 
     def comes_from(self, principal: Principal) -> None:
         """Record the caller, as named by the key."""
@@ -179,9 +172,7 @@ class RequestContext(HttpRequest):
         """Return a meter for an event stream that holds `choices` answers side by side."""
         dialect = self.route.dialect
         strip = self.route.reports_usage and self.payload.stream and not self.payload.asks_usage
-        meter = StreamMeter(dialect, strip_usage=strip, own_error=OWN_ERROR_EVENTS[dialect])
-        meter.choices = choices
-        return meter
+        return StreamMeter(dialect, strip_usage=strip, own_error=OWN_ERROR_EVENTS[dialect], choices=choices)
 
     def id_field(self) -> Header:
         """Return the header field with the request's id."""

@@ -41,10 +41,7 @@ class Cors:
         send."""
         if not request.answer_fields.startswith(b"access-control-"):
             return []
-        found = [
-            (b"access-control-allow-methods", methods.encode()),
-            (b"access-control-max-age", b"%d" % _MAX_AGE_S),
-        ]
+        found = [(b"access-control-allow-methods", methods.encode()), (b"access-control-max-age", b"%d" % _MAX_AGE_S)]
         names = header_of(request.headers, b"access-control-request-headers")
         if len(names) <= 4096 and _NAMES.fullmatch(names) is not None:
             found.append((b"access-control-allow-headers", names))

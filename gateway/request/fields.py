@@ -168,13 +168,17 @@ _members: Callable[[bytes], dict[str, Raw]] = msgspec.json.Decoder(
 ).decode
 
 
-def decode_turns(conversation: Raw) -> list[Turn]:
-    """Decode a conversation. Raise `TooManyItemsError` beyond `TURNS_MAX`."""
-    # Each turn has a brace. Counting turns takes two calls for each.
-    if len(conversation) <= TURNS_MAX or bytes(conversation).count(b"{") <= TURNS_MAX:
-        return _turns(conversation)
-    _decoded.left = TURNS_MAX
-    return _counted_turns(conversation)
+def decode_turns(conversation: Raw) -> list[Turn] | None:
+    """Decode the turns of `messages` or `input`. Return None for any other value, which the engine judges, and beyond
+    `TURNS_MAX`."""
+    try:
+        # Each turn has a brace. Counting turns takes two calls for each.
+        if len(conversation) <= TURNS_MAX or bytes(conversation).count(b"{") <= TURNS_MAX:
+            return _turns(conversation)
+        _decoded.left = TURNS_MAX
+        return _counted_turns(conversation)
+    except (TooManyItemsError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def decode_members(body: bytes) -> dict[str, Raw]:

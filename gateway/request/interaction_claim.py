@@ -20,7 +20,7 @@ from zlib import crc32
 
 from msgspec import Raw
 
-from backends.answers.answer_keys import AnswerKeys
+from backends.answers.answer import AnswerKeys
 from gateway.config.sections.apps import InteractionRules
 from gateway.http.errors import ApiError, Reason
 from gateway.request.body.payload import Payload
@@ -28,23 +28,16 @@ from gateway.request.conversation.turn_keys import (
     IDS_MAX,
     LINES_MAX,
     find_lines,
+    hashed,
     json_text,
     lines_of,
     name_of,
+    named,
     text_of,
     turn_of,
 )
-from gateway.request.conversation.turns import (
-    INSTRUCTS,
-    QUOTE,
-    Turns,
-    decoded_turns,
-    hashed,
-    name_of_questions,
-    named,
-    read_turns,
-)
-from gateway.request.fields import Fields, Turn
+from gateway.request.conversation.turns import INSTRUCTS, QUOTE, Turns, name_of_questions, read_turns
+from gateway.request.fields import Fields, Turn, decode_turns
 from policies.request import NO_CLAIM, NO_KEYS, Claim, CorrelationKeys, Flow
 
 ID_LENGTH_MAX: Final = 256
@@ -95,13 +88,13 @@ class ClaimReader:
     def read(
         self, headers: Mapping[bytes, bytes], payload: Payload, conversation: Raw, flow: Flow
     ) -> tuple[Claim, int]:
-        """Return the claim of a request, and the bytes of its system and developer turns. Raise `ApiError` 400 if the
-        client's own words about its interaction are invalid.
+        """Return the claim of a request, and the bytes of its instructions, in turns or beside them. Raise `ApiError`
+        400 if the client's own words about its interaction are invalid.
 
         `headers`: header fields by name. `conversation`: empty without one, as in a text to embed.
         """
-        turns = decoded_turns(conversation)
-        instruction_bytes = 0
+        turns = decode_turns(conversation) if conversation else None
+        instruction_bytes = len(payload.fields.system) + len(payload.fields.instructions)
         for turn in turns or ():
             if turn.role in INSTRUCTS:
                 instruction_bytes += len(turn.content)

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from gateway.config.sections.limits import Limits
 from gateway.pool.engine_addresses import FollowedName, resolve
 
 TTL_S = 10.0
@@ -17,12 +18,12 @@ class Resolver:
 
     def __init__(self, addresses_max: int = 64) -> None:
         self.known = FollowedName("vllm")
-        self.addresses_max = addresses_max
+        self.limits = Limits(upstream_addresses_s=TTL_S, upstream_addresses_max=addresses_max)
         self.now_s = 0.0
 
     def __call__(self, *addresses: str) -> list[str]:
         before = list(self.known)
-        is_changed = self.known.resolved(addresses, self.now_s, ttl_s=TTL_S, addresses_max=self.addresses_max)
+        is_changed = self.known.resolved(addresses, self.now_s, self.limits)
         assert is_changed == (list(self.known) != before)
         self.now_s += 5.0
         return list(self.known)
@@ -66,7 +67,7 @@ def test_of_too_many_the_known_stay() -> None:
     assert resolver.known.left_out == 499
     random.Random(1).shuffle(many)
     assert resolver(*many, B, A) == first
-    resolver.addresses_max = 1
+    resolver.limits = Limits(upstream_addresses_s=TTL_S, upstream_addresses_max=1)
     assert resolver(*many, B, A) == [A], "the bound was lowered"
 
 

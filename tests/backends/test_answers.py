@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.answers.answer_keys import KEY_BYTES_MAX
-from backends.answers.answer_usage import made_bytes, read_answer, usage_finder, usage_found
+from backends.answers.answer import KEY_BYTES_MAX, made_bytes, read_answer, usage_finder, usage_found
 from backends.answers.body import Usage
 from backends.answers.members import CANDIDATES_MAX, MemberFinder
 from backends.answers.sse import Dialect, StreamMeter

@@ -116,7 +116,8 @@ def test_an_event_too_long_to_hold_passes_and_its_usage_is_read(strip: bool) -> 
     long = b'event: response.completed\ndata: {"response":{"text":"' + b"x" * 5000
     long += b'","usage":{"input_tokens":5,"output_tokens":9}},"type":"response.completed"}'
     data = stream(long, long)
-    meter = StreamMeter(Dialect.RESPONSES, strip_usage=strip, tail_bytes_max=1000)
+    meter = StreamMeter(Dialect.RESPONSES, strip_usage=strip)
+    meter.tail_bytes_max = 1000
     out = [meter.feed(data[at : at + 100]) for at in range(0, len(data), 100)]
     assert b"".join(out) + meter.flush() == data
     assert facts(meter) == (0, False, Usage(5, 9), None, True, False)

@@ -10,8 +10,7 @@ from itertools import pairwise
 import pytest
 
 from backends.client import upstream
-from backends.client.call import UpstreamCall
-from backends.client.upstream import UpstreamConnections
+from backends.client.upstream import UpstreamCall, UpstreamConnections
 from backends.upstream_errors import ConnectFailed, ConnectionLost, ReadTimeout, UpstreamError
 from tests.backends.corpus import CHUNKED, TRUNCATED
 from tests.backends.raw_server import (

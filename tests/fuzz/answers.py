@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from backends.answers.answer_usage import made_bytes, read_answer, usage_finder, usage_found
+from backends.answers.answer import made_bytes, read_answer, usage_finder, usage_found
 from backends.answers.body import Usage
 from backends.answers.sse import Dialect, StreamMeter
-from backends.client.call import UpstreamCall
-from backends.client.upstream import UpstreamConnections, _Connection
+from backends.client.upstream import UpstreamCall, UpstreamConnections, _Connection
 from backends.engines.vllm import VllmAdapter
 from backends.health import read_models
 from backends.step_feed import _Clock, _FeedFault, _StepStream
@@ -27,7 +26,8 @@ def _well(usage: Usage | None) -> bool:
 
 
 def _metered(data: list[bytes], dialect: Dialect, own_error: bytes) -> tuple[bytes, tuple[Any, ...]]:
-    meter = StreamMeter(dialect, strip_usage=False, own_error=own_error, tail_bytes_max=16384)
+    meter = StreamMeter(dialect, strip_usage=False, own_error=own_error)
+    meter.tail_bytes_max = 16384
     out = [meter.feed(piece) for piece in data]
     out.append(meter.flush())
     usage = meter.usage

@@ -12,7 +12,7 @@ from itertools import product
 import pytest
 
 from gateway.config.sections.keys import hash_key
-from gateway.request.prefix_hashes import salt_of
+from gateway.pool.backend import salt_of
 from policies.orders.policy_entries import POLICIES
 from policies.placements.placement_entries import PLACEMENTS
 from tests.direct import DIFFERENT, ROWS, strict

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backends.answers.answer_keys import AnswerKeys
+from backends.answers.answer import AnswerKeys
 from gateway.config.sections.apps import InteractionRules
 from gateway.http.errors import ApiError
 from gateway.request.apis import CHAT, COMPLETIONS, RESPONSES
@@ -308,7 +308,7 @@ def test_lengths_of_raw_prompts_are_remembered_within_a_bound() -> None:
 def test_instructions_of_the_app_are_counted_apart(body: dict[str, Any], expected: int) -> None:
     found = payload(body)
     _, instruction_bytes = reader().read({}, found, found.conversation, FLOW)
-    assert found.instruction_bytes + instruction_bytes == expected
+    assert instruction_bytes == expected
 
 
 def test_an_id_tells_nothing_of_what_the_client_wrote() -> None:

@@ -16,7 +16,7 @@ from gateway.config.sections.keys import hash_key
 from gateway.request import apis
 from gateway.request.body.form import read_form
 from gateway.request.body.payload import read_json
-from gateway.request.prefix_hashes import BLOCK_BYTES, BLOCKS_MAX, prefix_hashes
+from gateway.request.prompt import BLOCK_BYTES, BLOCKS_MAX, prefix_hashes
 from gateway.storage.redis.redis_connection import PUBLISHED_BYTES_MAX
 from gateway.storage.redis.redis_store import pool_key
 from policies.replicas.messages import PrefixReport

@@ -22,7 +22,7 @@ def test_what_a_client_has_seen_is_never_tried_again() -> None:
 
 
 def test_a_second_end_is_a_fault_and_changes_nothing() -> None:
-    relay = Relay(RequestContext("", Head("/", [])), b"")
+    relay = Relay(RequestContext("", Head("/", [])))
     relay.phase = Phase.ENDED
     with pytest.raises(KeyError):
         relay.end("completed", "")

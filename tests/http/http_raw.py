@@ -166,8 +166,8 @@ def found(reader: RequestReader, *pieces: bytes) -> list[object]:
                 at = reader.take_head(piece, at) if reader.request is None else reader.take_body(piece, at)
                 if reader.complete and reader.request is not None:
                     request = reader.request
-                    read.append((*wire(request), request.client_id, request.body_follows, reader.keep_alive))
-                    read.append((reader.expects_continue, reader.path))
+                    read.append((*wire(request), request.client_id, request.body_follows, request.head.keep_alive))
+                    read.append((request.head.expects_continue, reader.path))
                     reader.reset()
     except ApiError as error:
         return [*read, error.code, str(error)]

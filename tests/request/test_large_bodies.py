@@ -16,8 +16,7 @@ from gateway.config.sections.apps import InteractionRules
 from gateway.http.errors import ApiError
 from gateway.request.apis import CHAT, COMPLETIONS, RESPONSES
 from gateway.request.body.payload import JsonPayload, read_json
-from gateway.request.conversation.turns import decoded_turns
-from gateway.request.fields import MEMBERS_MAX, TURNS_MAX
+from gateway.request.fields import MEMBERS_MAX, TURNS_MAX, decode_turns
 from gateway.request.interaction_claim import ClaimReader
 from tests.claims import claim_of
 from tests.request.large_bodies import FLOW, KINDS, Kind, read
@@ -67,9 +66,9 @@ def _turns(count: int) -> JsonPayload:
 
 
 def test_a_conversation_of_very_many_turns_is_not_followed() -> None:
-    assert decoded_turns(_turns(TURNS_MAX).conversation) is not None
-    assert decoded_turns(_turns(TURNS_MAX + 1).conversation) is None
-    assert decoded_turns(_turns(TURNS_MAX).conversation) is not None
+    assert decode_turns(_turns(TURNS_MAX).conversation) is not None
+    assert decode_turns(_turns(TURNS_MAX + 1).conversation) is None
+    assert decode_turns(_turns(TURNS_MAX).conversation) is not None
 
 
 def test_an_object_of_very_many_members_is_not_written_anew() -> None:

@@ -19,6 +19,7 @@ from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.schedule import ALONE_S, START_S, ReportSource, Schedule
 from policies.replicas.tenant_replica import TenantReplica
 
+CarryOut = Callable[[Sequence[Decision]], None]
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ReplicaView).decode
 
@@ -27,13 +28,7 @@ class SyncRounds:
     """Sync rounds of one gateway with the store, one `run_once` after another."""
 
     def __init__(
-        self,
-        store: Store,
-        name: str,
-        source: ReportSource,
-        carry_out: Callable[[Sequence[Decision]], None],
-        *,
-        start_s: float = ALONE_S,
+        self, store: Store, name: str, source: ReportSource, carry_out: CarryOut, *, start_s: float = ALONE_S
     ) -> None:
         """Create rounds for the pool `name`, alone after `start_s` without any reply. `carry_out` gets every resulting
         decision."""

@@ -16,17 +16,8 @@ from gateway.config.model import Config
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import header_of
 from gateway.proxy.background_handler import BackgroundHandler
+from gateway.proxy.batches import batch_objects as objects
 from gateway.proxy.batches import batch_tables as tables
-from gateway.proxy.batches.batch_objects import (
-    UNREADABLE,
-    Expiry,
-    NewBatch,
-    StoredFile,
-    listed,
-    new_batch,
-    new_id,
-    write_caller,
-)
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext
 from gateway.request.body.form import read_parts
@@ -67,7 +58,7 @@ class BatchApi:
                 which = f"purpose LIKE %s AND id {than} %s ORDER BY id {order} LIMIT %s"
                 values = (asked.get("purpose", "%"), asked.get("after", first), limit + 1)
                 found = await self._do(tenant, tables.files, tenant, now_s(), which, values)
-                return listed([file.shown(keep_days) for file in found], limit)
+                return objects.listed([file.shown(keep_days) for file in found], limit)
             case [_, "files", file, "content"]:
                 await self._send_content(context, await self._find_file(tenant, file))
                 return None
@@ -84,7 +75,7 @@ class BatchApi:
             case [_, "batches"]:
                 asked, limit = _list_query(context, 20, LISTED_MAX)
                 page = "id < %s ORDER BY id DESC LIMIT %s", (asked.get("after", "batch_z"), limit + 1)
-                return listed(await self._do(tenant, tables.batches, tenant, *page), limit)
+                return objects.listed(await self._do(tenant, tables.batches, tenant, *page), limit)
             case ["POST", _, batch, _]:
                 await self._do(tenant, tables.cancel, tenant, batch, now_s())
                 self._changed()
@@ -94,7 +85,7 @@ class BatchApi:
             return shown
         raise ApiError(Reason.NOT_FOUND, f"you have no batch '{batch[:100]}'", param="batch_id")
 
-    async def _find_file(self, tenant: str, file: str, param: str = "file_id") -> StoredFile:
+    async def _find_file(self, tenant: str, file: str, param: str = "file_id") -> objects.StoredFile:
         """Return a file of the tenant. Raise `ApiError` 404 if the tenant has none of this id."""
         for found in await self._do(tenant, tables.files, tenant, now_s(), "id = %s", (storable(file),)):
             return found
@@ -106,7 +97,7 @@ class BatchApi:
             while await self._do(tenant, tables.delete_lines, file):
                 pass
 
-    async def _upload(self, context: RequestContext) -> StoredFile:
+    async def _upload(self, context: RequestContext) -> objects.StoredFile:
         """Store the file of an upload form, and return its entry."""
         body, limits = context.body, self._limits
         parts = {part.name: part for part in read_parts(body, header_of(context.headers, b"content-type"))[0]}
@@ -121,9 +112,8 @@ class BatchApi:
             raise _invalid(f"the file has more than {limits.lines_max} lines", "file")
         name = storable(file.file_name)[:255] or "file"
         begun_s, expiry = now_s(), _expiry({name: body[part.begin : part.end] for name, part in parts.items()})
-        stored = StoredFile(
-            new_id("file-"), "batch", name, len(content), begun_s, begun_s + expiry.seconds if expiry else 0
-        )
+        expires_s = begun_s + expiry.seconds if expiry else 0
+        stored = objects.StoredFile(objects.new_id("file-"), "batch", name, len(content), begun_s, expires_s)
         try:
             await self._store_lines(context.tenant, stored, BytesIO(content))
         except BaseException:  # even if the client went away: no incomplete file stays
@@ -131,7 +121,7 @@ class BatchApi:
             raise
         return stored
 
-    async def _store_lines(self, tenant: str, file: StoredFile, content: BytesIO) -> None:
+    async def _store_lines(self, tenant: str, file: objects.StoredFile, content: BytesIO) -> None:
         if why := await self._do(tenant, tables.begin_file, tenant, file, self._limits):
             raise _invalid(why, "file")
         rows, n = [(0, b"")], 0
@@ -142,7 +132,7 @@ class BatchApi:
                     raise _invalid(f"line {n} has more than {self._line_bytes_max} bytes", "file")
             await self._do(tenant, tables.add_lines, file.id, rows, is_last=not rows)
 
-    async def _send_content(self, context: RequestContext, file: StoredFile) -> None:
+    async def _send_content(self, context: RequestContext, file: objects.StoredFile) -> None:
         """Send a file's content, as fast as the client takes it."""
         responder, may_write, last, tenant = context.responder, asyncio.Event(), 0, context.tenant
         may_write.set()
@@ -163,15 +153,15 @@ class BatchApi:
         if len(context.body) > NEW_BATCH_BYTES_MAX:
             raise ApiError(Reason.BODY_TOO_LARGE, f"at most {NEW_BATCH_BYTES_MAX} bytes describe a batch")
         try:
-            asked = msgspec.json.decode(context.body, type=NewBatch)
-        except UNREADABLE as error:
+            asked = msgspec.json.decode(context.body, type=objects.NewBatch)
+        except objects.UNREADABLE as error:
             raise _invalid(str(error), None) from None
         fields = [(name, value) for name, value in context.headers if name in PASSED_ON]
         app = dict(reversed(fields)).get(PASSED_ON[0])
         context.principal.app(app.decode("utf-8", "replace") if app else None)
         if (await self._find_file(context.tenant, asked.input_file_id, "input_file_id")).purpose != "batch":
             raise _invalid("the purpose of the file should be 'batch'", "input_file_id")
-        made, caller = new_batch(asked, now_s()), write_caller(context.principal, fields)
+        made, caller = objects.new_batch(asked, now_s()), objects.write_caller(context.principal, fields)
         if not await self._do(context.tenant, tables.add_batch, context.tenant, made, caller, self._limits.batches_max):
             message = f"{self._limits.batches_max} of your batches are not over, and no more may be; come back later"
             raise ApiError(Reason.TOO_MANY_AT_ONCE, message, retry_after_s=60.0)
@@ -191,11 +181,11 @@ def _list_query(context: RequestContext, default: int, most: int) -> tuple[dict[
     return asked, int(limit)
 
 
-def _expiry(form: dict[str, bytes]) -> Expiry | None:
+def _expiry(form: dict[str, bytes]) -> objects.Expiry | None:
     """Return the expiry that the client set for a file, or None."""
     given = {name[14:-1]: value.decode("latin-1") for name, value in form.items() if name.startswith("expires_after[")}
     try:
-        return msgspec.convert(given, Expiry, strict=False) if given else None
+        return msgspec.convert(given, objects.Expiry, strict=False) if given else None
     except msgspec.ValidationError as error:
         raise _invalid(f"expires_after: {error}", "expires_after") from None
 

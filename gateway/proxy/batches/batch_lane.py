@@ -20,18 +20,9 @@ from prometheus_client.metrics_core import Metric
 from gateway.config.model import Config
 from gateway.config.sections.services import UsageConfig
 from gateway.keys.issued import KeyReader
+from gateway.proxy.batches import batch_objects as objects
 from gateway.proxy.batches import batch_tables as tables
 from gateway.proxy.batches.batch_api import BatchApi, now_s
-from gateway.proxy.batches.batch_objects import (
-    LineChecker,
-    LineResult,
-    answered,
-    files_of,
-    not_asked,
-    read_caller,
-    read_line,
-    strip_line,
-)
 from gateway.proxy.batches.stored_request import BytesRoom, StoredRequest
 from gateway.proxy.pipeline import Pipeline
 from gateway.storage.store_errors import StoreError, StoreUnavailable
@@ -135,9 +126,9 @@ class BatchDriver:
         self._batch, self._tenant = batch, tenant
         self._driven = tables.DrivenBatch(batch, tenant, lane.owner)
         self._lane = lane
-        self._files = files_of(batch)
+        self._files = objects.files_of(batch)
         self._reading, self._writing = asyncio.Lock(), asyncio.Lock()
-        self._unwritten: list[LineResult] = []
+        self._unwritten: list[objects.LineResult] = []
         self._time: asyncio.Timeout | None = None
         self._is_cancelled = False
         self._is_full = False
@@ -157,7 +148,7 @@ class BatchDriver:
 
     async def _run(self) -> None:
         self._entry, caller = await self._do(tables.driven, self._batch)
-        self._principal, self._fields = read_caller(caller)
+        self._principal, self._fields = objects.read_caller(caller)
         self._is_cancelled |= self._entry["status"] == "cancelling"
         status, left_s = "completed", self._entry["expires_at"] - time.time()
         try:
@@ -205,7 +196,7 @@ class BatchDriver:
             size = min(size, lane.line_bytes_max)  # a line stored under a larger memory_max would wait forever
             await lane.lines.take(self._tenant, size)
             self._lines_bytes += size
-            page = [row for row in await self._do(tables.lines, file, after, last, less) if strip_line(row[1])]
+            page = [row for row in await self._do(tables.lines, file, after, last, less) if objects.strip_line(row[1])]
             self._done_with(size - sum([len(text) for _, text in page]))
             yield page
 
@@ -220,7 +211,7 @@ class BatchDriver:
         lane, endpoint = self._lane, self._entry["endpoint"]
         async with lane.checking:
             model_error = partial(lane.pipeline.model_error, self._principal)
-            checks = LineChecker(self._batch, endpoint, model_error)
+            checks = objects.LineChecker(self._batch, endpoint, model_error)
             async for page in self._pages():
                 checks.take(page)
                 self._done_with(sum([len(text) for _, text in page]))
@@ -247,9 +238,9 @@ class BatchDriver:
 
     async def _answer(self, n: int, text: bytes) -> None:
         """Run a line, with retries, and write its result."""
-        line, request_id, sends = read_line(text), f"{self._batch}-{n}", 0
+        line, request_id, sends = objects.read_line(text), f"{self._batch}-{n}", 0
         endpoint, body, lane, pause_s = self._entry["endpoint"], bytes(line.body), self._lane, AGAIN_S / 2
-        instead = not_asked(request_id, line.custom_id, "no_room")
+        instead = objects.not_asked(request_id, line.custom_id, "no_room")
         while not self._is_full:
             is_reserved, bytes_max = self._has_long_answers, lane.answer_bytes_max
             asked = StoredRequest(request_id, endpoint, self._fields, body, lane.answers, self._tenant, bytes_max)
@@ -267,23 +258,23 @@ class BatchDriver:
                 elif status >= 500 and status not in BUSY:
                     sends = max(sends + 1, asked.context.sends)
                 if status not in BUSY and (status < 500 or sends >= SENDS_MAX):
-                    shown = answered(request_id, line.custom_id, status, answer)
+                    shown = objects.answered(request_id, line.custom_id, status, answer)
                     asked.hold(len(shown))
                     del answer
-                    await self._write(LineResult(n, shown, not 200 <= status < 300, asked.context, instead))
+                    await self._write(objects.LineResult(n, shown, not 200 <= status < 300, asked.context, instead))
                     return
             finally:
                 asked.close()
             pause_s = max(again_s, min(2 * pause_s, PAUSE_S_MAX))
             await asyncio.sleep(pause_s)
-        await self._write(LineResult(n, instead, True))
+        await self._write(objects.LineResult(n, instead, True))
 
-    async def _write(self, *results: LineResult) -> None:
+    async def _write(self, *results: objects.LineResult) -> None:
         """Write results, together with those of other lines. The write is completed even if the caller is cancelled."""
         self._unwritten += results
         await asyncio.shield(self._lane.tasks.start(self._write_group(self._unwritten)))
 
-    async def _write_group(self, group: list[LineResult]) -> None:
+    async def _write_group(self, group: list[objects.LineResult]) -> None:
         """Write a group of results in one transaction."""
         async with self._writing:
             if group and group is self._unwritten:  # otherwise another task has written it
@@ -298,7 +289,7 @@ class BatchDriver:
         """Write an error for each line without a result."""
         await self._write()
         async for page in self._pages(*self._files):
-            ids = [(n, read_line(text).custom_id) for n, text in page]
-            rest = [LineResult(n, not_asked(f"{self._batch}-{n}", one, f"batch_{status}"), True) for n, one in ids]
-            await self._write(*rest)
+            ids = [(n, objects.read_line(text).custom_id) for n, text in page]
+            lines = [(n, objects.not_asked(f"{self._batch}-{n}", one, f"batch_{status}")) for n, one in ids]
+            await self._write(*[objects.LineResult(n, line, True) for n, line in lines])
             self._done_with(sum([len(text) for _, text in page]))

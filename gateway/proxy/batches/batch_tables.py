@@ -144,9 +144,8 @@ def _ahead(step: Transaction, file: str, after: int, less: Sequence[str]) -> tup
 def lines(database: Database, file: str, after: int, last: int, less: Sequence[str] = ()) -> list[tuple[int, bytes]]:
     """Return the lines after `after` up to `last`; `less` is that of `ahead`."""
     with database.transaction(writes=False) as step:
-        found = step.ask(
-            f"SELECT n, line {_OPEN if less else _NEXT} AND n <= %s ORDER BY n", (file, after, *less, last)
-        )
+        asked = f"SELECT n, line {_OPEN if less else _NEXT} AND n <= %s ORDER BY n"
+        found = step.ask(asked, (file, after, *less, last))
     return [(n, bytes(line)) for n, line in found]
 
 

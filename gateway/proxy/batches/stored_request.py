@@ -151,6 +151,3 @@ class StoredRequest(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return self._done.done()
-
-    def get_write_buffer_size(self) -> int:
-        return 0

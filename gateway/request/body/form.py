@@ -20,7 +20,8 @@ _LAST: Final = b"--"
 PARTS_MAX: Final = 128
 HEAD_BYTES_MAX: Final = 4096
 VALUE_BYTES_MAX: Final = 256
-AUDIO_PROMPT: Final = Prompt(b"", 0, 1, 0)
+AUDIO_PROMPT: Final = Prompt(b"")
+AUDIO_PROMPT.attachments = 1
 """The prompt of an upload, which counts as one inline clip. The clip's beginning and tokens are unknown."""
 
 _TYPE: Final = b"multipart/form-data"
@@ -108,9 +109,8 @@ def read_parts(body: bytes, content_type: bytes) -> tuple[list[FormPart], int]:
     said = _parameters(content_type, _TYPE)
     boundary = None if said is None else _BOUNDARY.fullmatch(said.get(b"boundary", b""))
     if said is None or boundary is None:
-        raise _bad(
-            "its content-type should be 'multipart/form-data; boundary=...', with a boundary of up to 70 letters"
-        )
+        what = "its content-type should be 'multipart/form-data; boundary=...', with a boundary of up to 70 letters"
+        raise _bad(what)
     if not (charset := said.get(b"charset", b"utf-8")).lower().startswith(_CHARSETS):
         raise _bad(f"its charset '{charset[:40].decode('latin-1')}' is not known here; send utf-8")
     mark = b"\r\n--" + boundary[0]

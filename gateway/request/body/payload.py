@@ -35,7 +35,7 @@ from gateway.request.fields import (
     decode_user,
     encode,
 )
-from gateway.request.prompt import Prompt, prompt_of
+from gateway.request.prompt import Prompt
 
 SEQUENCES_MAX: Final = 128
 _BRACE: Final = ord("{")
@@ -68,8 +68,8 @@ class Payload:
     """
 
     __slots__ = (
-        "api", "asked", "asks_usage", "body", "demands_tool", "fields", "has_stream_options", "is_background", "model",
-        "output_param", "output_tokens_max", "previous", "prompt", "sequences", "stream", "user",
+        "api", "asked", "asks_usage", "body", "demands_tool", "fields", "is_background", "model", "output_param",
+        "output_tokens_max", "previous", "prompt", "sequences", "stream", "user",
     )  # fmt: skip
 
     def __init__(
@@ -86,7 +86,6 @@ class Payload:
         self.asks_usage = isinstance(options, StreamOptions) and _flag(
             options.include_usage, "stream_options.include_usage"
         )
-        self.has_stream_options = options is not UNSET
         self.output_tokens_max: int | None = None
         self.output_param: str | None = None
         for name in api.limits:
@@ -108,9 +107,13 @@ class Payload:
         """Id of the stored response that the request continues, empty without one."""
 
     def drop_unsent(self, *, counts_commas: bool = False) -> None:
-        """Drop all that the engine does not get. `counts_commas`: keep the number of commas in the prompt."""
+        """Drop all that the engine does not get. Of the prompt only its size is kept, its number of token ids and, with
+        `counts_commas`, of commas."""
         self.fields = NO_FIELDS
-        self.prompt.drop_text(counts_commas)
+        self.prompt.token_ids()
+        if counts_commas:
+            self.prompt.commas()
+        self.prompt.head = b""
 
     @property
     def prompt_param(self) -> str | None:
@@ -120,11 +123,6 @@ class Payload:
     def raw_prompt(self) -> Raw:
         """JSON of a prompt outside of any conversation, empty without one."""
         return self.fields.prompt if self.api is COMPLETIONS else NO_FIELDS.prompt
-
-    @property
-    def instruction_bytes(self) -> int:
-        """Bytes of the JSON of instructions beside the conversation."""
-        return len(self.fields.system) + len(self.fields.instructions)
 
     @property
     def conversation(self) -> Raw:
@@ -144,7 +142,7 @@ class JsonPayload(Payload):
 
     def ask_usage(self) -> None:
         """Make the engine report usage at the end of the stream."""
-        if not self.has_stream_options:
+        if self.fields.stream_options is UNSET:
             at = self.body.index(b"{") + 1
             self.body = b"".join((self.body[:at], ASK_FOR_USAGE, memoryview(self.body)[at:]))
             return
@@ -190,7 +188,7 @@ def read_json(body: bytes, api: Api) -> JsonPayload:
         body if values[STEERING_AT:] == NO_STEERING else _without_steering(body),
         fields,
         api,
-        prompt_of(bytes(parts[0]) if len(parts) == 1 else b"".join(parts)),
+        Prompt(bytes(parts[0]) if len(parts) == 1 else b"".join(parts)),
         _prompts(fields.prompt) if fields.prompt and "prompt" in api.prompt else 1,
         fields.model or "",
         _flag(fields.stream, "stream"),

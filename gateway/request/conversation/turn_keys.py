@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Final
 
 import msgspec
-from xxhash import xxh3_64_digest
+from xxhash import xxh3_64_digest, xxh3_64_hexdigest
 
 from gateway.request.fields import Turn, TurnKeys, decode_name
 
@@ -93,6 +94,17 @@ def is_models(turn: Turn) -> bool:
 def name_of(text: str) -> bytes:
     """Return a short name of a turn's text."""
     return xxh3_64_digest(text.encode("utf-8", "surrogatepass"))
+
+
+def named(*parts: bytes | memoryview) -> str:
+    """Return a short name of these parts, by XXH3, at a tenth of sha256's cost. The parts are JSON or printable, so
+    none holds a NUL."""
+    return xxh3_64_hexdigest(b"\0".join(parts))
+
+
+def hashed(*parts: bytes) -> str:
+    """Return a short name that hides its parts, which may be a client's ids."""
+    return sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 def turn_of(before: bytes, text: str) -> bytes:

@@ -11,15 +11,13 @@ Only the roles are decoded; contents stay encoded.
 from __future__ import annotations
 
 import re
-from hashlib import sha256
 from typing import Final
 
 import msgspec
 from msgspec import Raw
-from xxhash import xxh3_64_hexdigest
 
-from gateway.request.conversation.turn_keys import FIRST_TURNS, LAST_TURNS, build_turn_keys
-from gateway.request.fields import TooManyItemsError, Turn, TurnKeys, decode_one_text, decode_turns
+from gateway.request.conversation.turn_keys import FIRST_TURNS, LAST_TURNS, build_turn_keys, named
+from gateway.request.fields import Turn, TurnKeys, decode_one_text
 
 QUOTE: Final = ord('"')
 INSTRUCTS: Final = ("system", "developer")
@@ -104,15 +102,6 @@ class Turns:
         return self._calls if self._in_models_turn else self._calls + 1
 
 
-def decoded_turns(conversation: Raw) -> list[Turn] | None:
-    """Return the turns of `messages` or `input` as they stand in the body. None for any other value, which the engine
-    judges, and for a very long conversation."""
-    try:
-        return decode_turns(conversation) if conversation else None
-    except (TooManyItemsError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
 def read_turns(turns: list[Turn] | None, conversation: Raw) -> Turns:
     """Return the facts that these turns of a conversation tell. Without turns, the conversation is one text."""
     found = Turns()
@@ -185,14 +174,3 @@ def _mark_at(content: bytes, at: int, low: int) -> tuple[int, int]:
 def name_of_questions(questions: list[bytes], *rest: bytes) -> str:
     """Return a short name of these questions, and of the `rest` that sets them apart."""
     return named(*[same_text(question) for question in questions], *rest)
-
-
-def named(*parts: bytes | memoryview) -> str:
-    """Return a short name of these parts, by XXH3, at a tenth of sha256's cost. The parts are JSON or printable, so
-    none holds a NUL."""
-    return xxh3_64_hexdigest(b"\0".join(parts))
-
-
-def hashed(*parts: bytes) -> str:
-    """Return a short name that hides its parts, which may be a client's ids."""
-    return sha256(b"\0".join(parts)).hexdigest()[:16]

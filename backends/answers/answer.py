@@ -1,18 +1,20 @@
-"""Usage, tool calls and completeness of a finished answer, read from its JSON."""
+"""The facts in an answer: usage, tool calls, completeness, and the keys by which the conversation's next request is
+known.
+
+The keys are found in the bytes by patterns; neither an answer nor an event is parsed for them.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Raw
 
-from backends.answers.answer_keys import KEY_BYTES_MAX, AnswerKeys
 from backends.answers.body import (
-    Answer,
     Body,
     Choice,
     Message,
@@ -24,23 +26,22 @@ from backends.answers.body import (
 )
 from backends.answers.members import MemberFinder
 
+KEY_BYTES_MAX: Final = 1024
+"""Bytes of an answer's text that are kept."""
+IDS_MAX: Final = 64
+"""Tool call ids that are kept."""
+_TEXT: Final = re.compile(rb'"(?:content|text|delta)"\s{0,4}:\s{0,4}"([^"\\]*+(?:\\.[^"\\]*+)*+)', re.DOTALL)
+_ARGUMENTS: Final = re.compile(rb'"(?:arguments|partial_json)"\s{0,4}:\s{0,4}"([^"\\]*+(?:\\.[^"\\]*+)*+)', re.DOTALL)
+_CALL_ID: Final = re.compile(rb'"call_id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"')
+_ID: Final = re.compile(rb'"id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"')
 TOKENS_MAX: Final = 1 << 40
 """Counts beyond this bound are ignored."""
 _ASKS_FOR_TOOL: Final = frozenset({"tool_calls", "function_call", "tool_use", "pause_turn"})
 _CUT: Final = {"length", "max_tokens", "incomplete"}
 """Reasons of an answer cut at its greatest length. No tool was called, so no result is awaited."""
 _IS_FINAL: Final = frozenset({"stop", "content_filter", "end_turn", "stop_sequence", "refusal", "completed", *_CUT})
-TOOL_ITEMS: Final = frozenset(
-    {
-        "apply_patch_call",
-        "computer_call",
-        "custom_tool_call",
-        "function_call",
-        "local_shell_call",
-        "mcp_approval_request",
-        "shell_call",
-    }
-)
+_TOOLS: Final = ("apply_patch", "computer", "custom_tool", "function", "local_shell", "shell")
+TOOL_ITEMS: Final = frozenset(["mcp_approval_request", *[f"{tool}_call" for tool in _TOOLS]])
 """Items of a Responses answer that ask the client for something. Other calls (web search, say) run at the server."""
 
 
@@ -50,6 +51,59 @@ _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 SHORT_BYTES_MAX: Final = 4096
 _NOTHING: Final = frozenset({b"null", b'""', b"[]", b"{}", b"false"})
 _NOTHING_BYTES_MAX: Final = 5
+
+
+class AnswerKeys:
+    """The correlation keys of one answer.
+
+    Attributes:
+        text: the beginning of its text, escaped as in JSON.
+        arguments: the beginning of its tool calls' arguments, concatenated, escaped as in JSON.
+        tool_ids: ids of its tool calls, by which their results come back.
+    """
+
+    __slots__ = ("arguments", "text", "tool_ids")
+
+    def __init__(self) -> None:
+        self.text = b""
+        self.arguments = b""
+        self.tool_ids: dict[bytes, None] = {}
+
+    def add_texts(self, json: bytes) -> None:
+        """Append the texts in this JSON until the key has `KEY_BYTES_MAX` bytes."""
+        for found in _TEXT.finditer(json):
+            if len(self.text) >= KEY_BYTES_MAX:
+                return
+            self.text += found[1][:KEY_BYTES_MAX]
+
+    def add_calls(self, json: bytes, at: int = 0) -> None:
+        """Keep ids and arguments of the tool calls in this JSON."""
+        if len(self.arguments) < KEY_BYTES_MAX:
+            self.arguments += b"".join(_ARGUMENTS.findall(json, at))[:KEY_BYTES_MAX]
+        if len(self.tool_ids) < IDS_MAX:
+            for found in (_CALL_ID.findall(json, at) or _ID.findall(json, at))[:IDS_MAX]:
+                self.tool_ids[found] = None
+
+
+NO_ANSWER_KEYS: Final = AnswerKeys()
+
+
+class Answer(NamedTuple):
+    """The facts in a whole answer.
+
+    Attributes:
+        awaits_more: True if the answer asks for a tool, so that another call follows; False if final; None if unknown.
+        id: the name by which a later Responses call may continue from this answer.
+        is_drained: the answer is a refusal in disguise (aborted, no token), as vLLM gives while it shuts down.
+        is_whole: the answer is JSON from its first byte to its last.
+    """
+
+    usage: Usage | None
+    awaits_more: bool | None = None
+    id: str = ""
+    keys: AnswerKeys = NO_ANSWER_KEYS
+    is_drained: bool = False
+    is_whole: bool = True
 
 
 def short_value(raw: Raw) -> object:
@@ -125,10 +179,10 @@ def read_answer(body: bytes) -> Answer:
     except _UNREADABLE:
         finder = usage_finder()
         finder.feed(body)
-        return Answer("", usage_found(finder), None, False, is_whole=_ends(body))
+        return Answer(usage_found(finder), is_whole=_ends(body))
     usage = usage_of(short_value(answer.usage))
     id_ = answer.id if isinstance(answer.id, str) else ""
-    return Answer(id_, usage, _awaits_more(answer), _is_drained(answer, usage), _keys_of(answer))
+    return Answer(usage, _awaits_more(answer), id_, _keys_of(answer), _is_drained(answer, usage))
 
 
 def _ends(body: bytes) -> bool:
