@@ -394,13 +394,9 @@ class PoolRoom:
         is_alone, is_flooding = self._tree.alone_and_flooding(request)
         # Batch work fills the gaps, and its room can be preempted: interactive starts need not be spread beside it.
         is_paced = is_flooding and (request.is_batch or not self._preemption.running)
-        backlog = self._backlog
-        is_spent = (
-            request.is_batch
-            and backlog is not None
-            and not backlog.owes_batch
-            and not self._preemption.may_waste(request, backlog.batch_share)
-        )
+        is_spent, backlog = False, self._backlog
+        if request.is_batch and backlog is not None and not backlog.owes_batch:
+            is_spent = not self._preemption.may_waste(request, backlog.batch_share)
         return is_alone, is_paced, is_spent
 
     def _obstacle(self, request: Request, ledger: BackendLedger, traits: StartTraits) -> Obstacle | None:
