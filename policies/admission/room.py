@@ -330,7 +330,7 @@ class PoolRoom:
         if (blocked := self._blocked_anywhere(request, (engine,))) is not None:
             return blocked
         obstacle = self._obstacle(request, self._backends[engine], self._start_traits(request))
-        return None if obstacle is None else Blocked(request, {engine: obstacle})
+        return None if obstacle is None else Blocked.everywhere(request, (engine,), obstacle)
 
     def _blocked_anywhere(self, request: Request, engines: Collection[str]) -> Blocked | None:
         """Return the obstacle that keeps the request from each of these engines, whatever room they have, or None."""

@@ -87,7 +87,7 @@ class KvCache:
         reserved = request.progress.output_tokens_reserved
         return request.prompt_tokens + reserved + request.sequences * self._block_size / 2
 
-    def fraction(self, more_tokens: float = 0.0) -> float:
+    def fraction(self, more_tokens: float) -> float:
         """Return the largest occupancy that the dispatched requests and `more_tokens` may reach (1.0 = full).
 
         The capacity must be known.

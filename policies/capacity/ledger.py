@@ -158,10 +158,9 @@ class BackendLedger:
 
         If the capacity is not known: sequences divided by slots, which is enough to compare the engines of one pool.
         """
-        elsewhere = self.allowance
         if self.kv.capacity_tokens is None:
             return self.sequences_in_all() / self.slots.count
-        return self.kv.fraction(0.0 if elsewhere is None else elsewhere.kv_tokens_elsewhere)
+        return self.kv.fraction(0.0 if self.allowance is None else self.allowance.kv_tokens_elsewhere)
 
     def sequences_in_all(self) -> int:
         """Return the sequences that this gateway and others have dispatched to the engine."""
@@ -243,9 +242,7 @@ class BackendLedger:
         if obstacle is Obstacle.SLOTS:
             # Slots that other gateways are granted and do not use stay empty, but not because requests are on their
             # way.
-            allowance = self.allowance
-            others = None if allowance is None else allowance.sequences_elsewhere
-            if others is None or self.sequences + others + request.sequences > self.slots.most(is_alone=True):
+            if self.allowance is None or self.sequences_in_all() + request.sequences > self.slots.most(is_alone=True):
                 self.slots.was_short = True
         elif obstacle is Obstacle.PREFILL:
             self.prefill.held_back = True
