@@ -41,7 +41,11 @@ class CorrelationTable:
     def has_any(self, flow: Flow, keys: Iterable[str | int]) -> bool:
         """Return whether an interaction of this flow has any of these keys."""
         own = self._tenants.get(flow.tenant)
-        return own is not None and any(hash((flow.app, flow.user, key)) in own for key in keys)
+        if own is not None:
+            for key in keys:
+                if hash((flow.app, flow.user, key)) in own:
+                    return True
+        return False
 
     def add(self, interaction: Interaction, key: str | int, *, alone: bool = False) -> bool:
         """Give the interaction a key, or mark the key as its newest. Return whether the key is new to the interaction.
@@ -78,7 +82,11 @@ class CorrelationTable:
         if interaction.key_hashes:
             own = self._tenants[interaction.tenant]
             for key_hash in interaction.key_hashes:
-                self._take(own, interaction, key_hash)
+                if len(own[key_hash]) == 1:  # the usual case, inlined
+                    del own[key_hash]
+                    self._count -= 1
+                else:
+                    self._take(own, interaction, key_hash)
             if not own:
                 del self._tenants[interaction.tenant]
             interaction.key_hashes.clear()
