@@ -122,11 +122,8 @@ class Interactions:
             # Parallel calls share a stage. A client may claim an earlier stage, but none beyond the calls so far.
             request.progress.stage = claim.stage
         settings = self.settings
-        request.progress.inside = (
-            interaction.calls < settings.calls_max
-            and interaction.tokens < settings.tokens_max
-            and now - interaction.began_s < settings.lifetime_s_max
-        )
+        is_small = interaction.calls < settings.calls_max and interaction.tokens < settings.tokens_max
+        request.progress.inside = is_small and now - interaction.began_s < settings.lifetime_s_max
 
     def admitted(self, request: Request, now: float) -> None:
         """Count a queued request as a call under way. Open its interaction if the request begins one."""

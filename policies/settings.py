@@ -30,11 +30,8 @@ class Setting(NamedTuple):
 
     def allows(self, value: float) -> bool:
         """Return whether this number is within the bounds."""
-        return (
-            (self.least is None or value >= self.least)
-            and (self.above is None or value > self.above)
-            and (self.most is None or value <= self.most)
-        )
+        is_high = (self.least is None or value >= self.least) and (self.above is None or value > self.above)
+        return is_high and (self.most is None or value <= self.most)
 
 
 class SettingError(ValueError):

@@ -167,7 +167,7 @@ class AdmissionCore:
         victims = self._waiting.evictions_for(request, now) if rejected is None else None
         if victims is None:
             rejected = rejected or Rejection(RejectReason.QUEUE_FULL, 0.0)
-            self.requests.rejected(request, now)
+            self.requests.rejected(request)
             return (self._reject(request, rejected, now, pressure),)
         decisions: list[Decision] = []
         if self._waiting.places.due:
@@ -272,10 +272,8 @@ class AdmissionCore:
         """Preempt batch work for the next in order at each queue, and for a sleeping request at each full node."""
         wanted = [popped, *popped.others]
         known = {blocked.request.id for blocked in wanted}
-        full_for = self.requests.tree.full_for
-        wanted += [
-            one for one in self.room.asleep() if one.request.id not in known and full_for(one.request) is not None
-        ]
+        asleep = [one for one in self.room.asleep() if one.request.id not in known]
+        wanted += [one for one in asleep if self.requests.tree.full_for(one.request) is not None]
         for blocked in wanted:
             decisions += self.requests.preempt(blocked, self.room.preempts_at(blocked), now)
 

@@ -132,7 +132,7 @@ class AdmissionEngine(AdmissionCore):
             pressure = self._observe(now)
             rejected = rejected or self.requests.find_rejection(request, pressure, now)
             if rejected is not None:
-                self.requests.rejected(request, now)
+                self.requests.withdrawn(request, now)
                 return (self._reject(request, rejected, now, pressure),)
             self._waits.answered(request, now)
             self.requests.admitted(request, now)
@@ -197,9 +197,9 @@ class AdmissionEngine(AdmissionCore):
             if failure is Failure.BROKEN:
                 return self.cancelled(request_id, now, service)
             now = self._time(now)
+            self._waits.returned(request, lease.dispatched_s, now)
             if failure is Failure.PREEMPTED:
                 received = service or self.requests.received(lease, now)
-                self._waits.returned(request, lease.dispatched_s, now)
                 self.requests.returned(request, now, received)
                 return self._room_changed(now, lease.backend)
             progress, is_full = request.progress, failure is Failure.REFUSED
@@ -207,7 +207,6 @@ class AdmissionEngine(AdmissionCore):
                 self.backends[lease.backend].back_off(now, full_for=lease if is_full else None)
             if again_s := inf if failure is Failure.DROPPED else again_s:
                 progress.closed = {**(progress.closed or {}), lease.backend: now + again_s}
-            self._waits.returned(request, lease.dispatched_s, now)
             progress.unreached += failure is Failure.UNREACHED
             if max(progress.unreached, progress.proven_refusals) >= self.limits.attempts_max and self.is_served:
                 self._waits.ended(request, now)
@@ -228,15 +227,14 @@ class AdmissionEngine(AdmissionCore):
         """
         try:
             request = self._waiting.get(request_id)
-            if request is None:
-                request = self.requests.lease(request_id).request
-                service = service or self.received(request_id, now)
-                now, engine = self._time(now), self.requests.lease(request_id).backend
-                self.requests.broken(request, service, now)
-                return self._room_changed(now, engine)
+            if request is not None:
+                now = self._time(now)
+                self._withdraw(request, now)
+                return self._room_changed(now)
+            lease, service = self.requests.lease(request_id), service or self.received(request_id, now)
             now = self._time(now)
-            self._withdraw(request, now)
-            return self._room_changed(now)
+            self.requests.broken(lease.request, service, now)
+            return self._room_changed(now, lease.backend)
         except Exception as error:
             return self._mend(error, request_id, now)
 

@@ -156,11 +156,8 @@ def waited_in_words(by: Mapping[str, float], ahead: Mapping[str, int], own: str)
     """
     if not by:
         return ""
-    said = [
-        f"{in_seconds(seconds)} {OF_WAIT[Obstacle(obstacle)]}"
-        for obstacle, seconds in sorted(by.items(), key=lambda item: -item[1])
-        if seconds >= SHOWN_S_MIN
-    ]
+    most_first = [item for item in sorted(by.items(), key=lambda item: -item[1]) if item[1] >= SHOWN_S_MIN]
+    said = [f"{in_seconds(seconds)} {OF_WAIT[Obstacle(obstacle)]}" for obstacle, seconds in most_first]
     return f"waited {in_seconds(sum(by.values()))}{_behind(ahead, own)}{': ' if said else ''}{', '.join(said)}"
 
 

@@ -49,10 +49,8 @@ class UnknownRequest(Exception):
 UNDECIDED: Final = Event("kept undecided", {State.NEW: State.UNDECIDED})
 ASKED: Final = Event("asked about", {State.UNDECIDED: State.ASKED})
 ADMITTED: Final = Event("admitted", dict.fromkeys((State.NEW, State.ASKED, State.MOVED), State.QUEUED))
-REJECTED: Final = Event("rejected", {State.NEW: State.ENDED, State.ASKED: State.ENDED})
-WITHDRAWN: Final = Event(
-    "withdrawn", {State.UNDECIDED: State.ENDED, State.ASKED: State.ENDED, State.QUEUED: State.ENDED}
-)
+REJECTED: Final = Event("rejected", {State.NEW: State.ENDED})
+WITHDRAWN: Final = Event("withdrawn", dict.fromkeys((State.UNDECIDED, State.ASKED, State.QUEUED), State.ENDED))
 HANDED_OVER: Final = Event("handed over to another pool", {State.QUEUED: State.MOVED})
 DISPATCHED: Final = Event("dispatched", {State.QUEUED: State.DISPATCHED})
 RETURNED: Final = Event("returned by its engine", {State.DISPATCHED: State.QUEUED})

@@ -218,11 +218,9 @@ class RequestLedger:
         progress.wait.expected = expected
         return expected
 
-    def rejected(self, request: Request, now: float) -> None:
-        """End a request that is rejected before it was queued. If other gateways were asked, it has waited."""
-        if self._apply(lifecycle.REJECTED, request) is State.ASKED:
-            self._wait_no_more(request, now)
-            self._uncount(request, now)
+    def rejected(self, request: Request) -> None:
+        """End a new request that is rejected, so that it never waits."""
+        self._apply(lifecycle.REJECTED, request)
 
     def withdrawn(self, request: Request, now: float) -> None:
         """End a waiting request that was cancelled, has expired, or is evicted or rejected."""
@@ -331,10 +329,9 @@ class RequestLedger:
     def finished(self, request: Request, service: ServiceTokens, now: float, awaits_more: bool | None) -> None:
         """End a request with a complete answer. `awaits_more`: it asks for another call; None if that is unknown."""
         self._apply(lifecycle.FINISHED, request)
-        lease = self.leases[request.id] if request.progress.wait is not None else None
         ran_s = self._end_lease(request, _charge_for(request, service), now)
-        if lease is not None:
-            self.expected_waits.answered(request.progress.order.backlog, request, now - lease.dispatched_s)
+        if request.progress.wait is not None:
+            self.expected_waits.answered(request.progress.order.backlog, request, ran_s)
         self.tree.left(request)
         self.interactions.served(request, service, now, awaits_more)
         self.working_set.left(request, service, now)

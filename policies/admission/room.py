@@ -330,7 +330,7 @@ class PoolRoom:
         if (blocked := self._blocked_anywhere(request, (engine,))) is not None:
             return blocked
         obstacle = self._obstacle(request, self._backends[engine], self._start_traits(request))
-        return None if obstacle is None else Blocked(request, {engine: obstacle})
+        return None if obstacle is None else Blocked.everywhere(request, (engine,), obstacle)
 
     def _blocked_anywhere(self, request: Request, engines: Collection[str]) -> Blocked | None:
         """Return the obstacle that keeps the request from each of these engines, whatever room they have, or None."""
@@ -405,13 +405,9 @@ class PoolRoom:
         is_alone, is_flooding = self._tree.alone_and_flooding(request)
         # Batch work fills the gaps, and its room can be preempted: interactive starts need not be spread beside it.
         is_paced = is_flooding and (request.is_batch or not self._preemption.running)
-        backlog = self._backlog
-        is_spent = (
-            request.is_batch
-            and backlog is not None
-            and not backlog.owes_batch
-            and not self._preemption.may_waste(request, backlog.batch_share)
-        )
+        is_spent, backlog = False, self._backlog
+        if request.is_batch and backlog is not None and not backlog.owes_batch:
+            is_spent = not self._preemption.may_waste(request, backlog.batch_share)
         return is_alone, is_paced, is_spent
 
     def _obstacle(self, request: Request, ledger: BackendLedger, traits: StartTraits) -> Obstacle | None:

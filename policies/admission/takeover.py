@@ -100,9 +100,8 @@ def _reweigh(engine: AdmissionEngine, weights: Weights) -> None:
     known, tree = _present_weights(engine), engine.requests.tree
     for request in _all_requests(engine):
         request.configured_weight = _new_weight(request.flow.tenant, request.configured_weight, weights)
-    tree.reweigh({
-        name: _new_weight(name, tree.configured_weight(name, weight), weights) for name, (_, weight) in weights.items()
-    })  # fmt: skip
+    configured = {name: tree.configured_weight(name, weight) for name, (_, weight) in weights.items()}
+    tree.reweigh({name: _new_weight(name, weight, weights) for name, weight in configured.items()})
     _apply_weights(engine, [(backlog, name, old, _new_weight(name, old, weights)) for backlog, name, old in known])
 
 

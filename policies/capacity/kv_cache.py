@@ -87,7 +87,7 @@ class KvCache:
         reserved = request.progress.output_tokens_reserved
         return request.prompt_tokens + reserved + request.sequences * self._block_size / 2
 
-    def fraction(self, more_tokens: float = 0.0) -> float:
+    def fraction(self, more_tokens: float) -> float:
         """Return the largest occupancy that the dispatched requests and `more_tokens` may reach (1.0 = full).
 
         The capacity must be known.
@@ -134,9 +134,8 @@ class KvCache:
 
     def use(self, starting_tokens: int, now: float) -> KvUse:
         """Return the tokens held now, the expected peak and the limit."""
-        capacity = self.capacity_tokens
         peak, limit = float(self.held_tokens), self.limit_tokens()
-        if capacity is not None and self._leases:
+        if self.capacity_tokens is not None and self._leases:
             peak = min(peak, self._looked_ahead(now).peak_with(NOTHING_MORE))
         held = round(self._prompt_part * self._prompts + self._outputs) + starting_tokens
         return KvUse(held, round(peak), limit)
@@ -285,11 +284,8 @@ class KvCache:
         if self.capacity_tokens is None:
             return
         forecast = self._forecast
-        if (
-            now < self._forecast_s
-            or forecast.clock > CLOCK_MAX
-            or abs(self._prompt_part - self._forecast_part) > OFF_BY_PART
-        ):
+        is_off = abs(self._prompt_part - self._forecast_part) > OFF_BY_PART
+        if is_off or now < self._forecast_s or forecast.clock > CLOCK_MAX:
             self._look_anew(now)
         else:
             self._looked_ahead(now)
@@ -315,7 +311,7 @@ class KvCache:
 
     def _look_anew(self, now: float) -> None:
         """Rebuild the forecast from all leases."""
-        if self._forecast:
+        if self._forecast.count:
             self._forecast = KvForecast()
         self._forecast.clock = 0.0
         self._forecast_s, self._forecast_clock, self._forecast_part = now, 0.0, self._prompt_part

@@ -205,7 +205,8 @@ class KvForecast:
         """Requests by the step at which they must be noted anew."""
         self._starts = _CellTable()
         """Work of the requests by the step of their dispatch, as a polynomial in the step."""
-        self._count = 0
+        self.count = 0
+        """Number of noted requests."""
         self._h0 = self._h1 = 0.0
         """Tokens held by requests that are not open, as a polynomial in the step."""
         self._w0 = self._w1 = self._w2 = 0.0
@@ -216,10 +217,6 @@ class KvForecast:
         self._full_at = self._full_own = -1.0
         self._full_tokens = 0.0
         """Tokens held at the step `_full_at`, without the last candidate, which did not fit there."""
-
-    def __len__(self) -> int:
-        """Return the number of noted requests."""
-        return self._count
 
     def due(self) -> list[Growth]:
         """Return the requests that must be noted anew by now."""
@@ -252,14 +249,14 @@ class KvForecast:
         until = one.stable_steps if one.is_open or one.stable_steps < one.grows else one.grows
         one.due = clock + until
         one.due_key = _key(one.due, until, FINE) if until < inf else NEVER
-        self._count += 1
+        self.count += 1
         self._add_to_sums(one, 1.0)
 
     def remove(self, one: Growth) -> None:
         """Forget a request as it was noted."""
-        self._count -= 1
+        self.count -= 1
         self._add_to_sums(one, -1.0)
-        if not self._count:
+        if not self.count:
             self._h0 = self._h1 = self._w0 = self._w1 = self._w2 = self._l0 = self._l1 = 0.0
 
     def _add_to_sums(self, one: Growth, sign: float) -> None:

@@ -117,10 +117,8 @@ class BackendLedger:
             return Obstacle.PREFILL
         if self.kv.capacity_tokens is None:
             return None
-        sequences = self.sequences + request.sequences
-        return self.kv.obstacle(
-            request, now, allowance=allowance, slots=self.slots.count if paced else None, sequences=sequences
-        )
+        slots, sequences = self.slots.count if paced else None, self.sequences + request.sequences
+        return self.kv.obstacle(request, now, allowance=allowance, slots=slots, sequences=sequences)
 
     def fits_without(
         self, request: Request, ended: Sequence[Lease], *, is_alone: bool = False, cached_tokens: int = 0
@@ -160,10 +158,9 @@ class BackendLedger:
 
         If the capacity is not known: sequences divided by slots, which is enough to compare the engines of one pool.
         """
-        elsewhere = self.allowance
         if self.kv.capacity_tokens is None:
             return self.sequences_in_all() / self.slots.count
-        return self.kv.fraction(0.0 if elsewhere is None else elsewhere.kv_tokens_elsewhere)
+        return self.kv.fraction(0.0 if self.allowance is None else self.allowance.kv_tokens_elsewhere)
 
     def sequences_in_all(self) -> int:
         """Return the sequences that this gateway and others have dispatched to the engine."""
@@ -245,12 +242,10 @@ class BackendLedger:
         if obstacle is Obstacle.SLOTS:
             # Slots that other gateways are granted and do not use stay empty, but not because requests are on their
             # way.
-            allowance = self.allowance
-            others = None if allowance is None else allowance.sequences_elsewhere
-            if others is None or self.sequences + others + request.sequences > self.slots.most(is_alone=True):
-                self.slots.note_shortage()
+            if self.allowance is None or self.sequences_in_all() + request.sequences > self.slots.most(is_alone=True):
+                self.slots.was_short = True
         elif obstacle is Obstacle.PREFILL:
-            self.prefill.held_back()
+            self.prefill.held_back = True
 
     def add(self, lease: Lease) -> None:
         """Count a dispatched request."""
@@ -275,10 +270,8 @@ class BackendLedger:
 
     def started(self, lease: Lease, now: float) -> None:
         """Note that a request has its first token, seen or inferred: the engine had room for it."""
-        if lease.started_s is not None:
-            return
         lease.started_s = now
-        self.prefill_pace.started(lease)
+        self.prefill_pace.started_tokens += lease.prefill_tokens
         self._drop_starting(lease)
         if lease.request.streamed:
             self.pace.started(lease, now)
@@ -374,9 +367,8 @@ class BackendLedger:
             self._infer_starts(gauges, now)
             self._adapt(gauges, before, now, is_sustained=now - arrived_s < SUSTAINED_S)
             self._preempted = max(0, gauges.waiting - self._starting_sequences) if gauges.is_step else 0
-        self.kv.observe(
-            gauges, now, starting_tokens=self.starting_tokens, elsewhere=self.allowance, preempted=self._preempted > 0
-        )
+        tokens, preempted = self.starting_tokens, self._preempted > 0
+        self.kv.observe(gauges, now, starting_tokens=tokens, elsewhere=self.allowance, preempted=preempted)
 
     def recognised(self, facts: EngineFacts) -> None:
         """Set the slots of an engine that comes into service, and forget the gauges of another kind of engine."""
@@ -400,11 +392,8 @@ class BackendLedger:
 
     def _infer_starts(self, gauges: Gauges, now: float) -> None:
         """Mark unstreamed requests as started, except the last `waiting`: the engine serves in order of arrival."""
-        received = [
-            lease
-            for lease in self.starting.values()
-            if not lease.request.streamed and lease.dispatched_s + self.pace.first_token_s / 2 < gauges.taken_s
-        ]
+        unseen = [lease for lease in self.starting.values() if not lease.request.streamed]
+        received = [one for one in unseen if one.dispatched_s + self.pace.first_token_s / 2 < gauges.taken_s]
         for lease in received[: max(0, len(received) - (gauges.waiting or 0))]:
             self.started(lease, now)
 
@@ -423,10 +412,5 @@ class BackendLedger:
         elif not waiting:
             self.slots.raise_to(running)
         self.prefill.observed(engine_queues=queues, engine_waits=waiting > 0)
-        self.slots.adjust_in_flight(
-            running,
-            waiting,
-            now,
-            period_s=max(self._settings.gauge_trust_s, self.pace.lifetime_s),
-            is_sustained=is_sustained,
-        )
+        period_s = max(self._settings.gauge_trust_s, self.pace.lifetime_s)
+        self.slots.adjust_in_flight(running, waiting, now, period_s=period_s, is_sustained=is_sustained)

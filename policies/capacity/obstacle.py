@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
@@ -58,11 +59,7 @@ class Blocked:
         """Keep the obstacles by engine; empty if there is no engine. `counts`: their numbers, counted if absent."""
         self.request = request
         self.obstacles = obstacles
-        if counts is None:
-            counts = {}
-            for obstacle in obstacles.values():
-                counts[obstacle] = counts.get(obstacle, 0) + 1
-        self._counts = counts
+        self._counts = counts if counts is not None else dict(Counter(obstacles.values()))
         """Number of engines by obstacle, so that `nearest` looks at no engine."""
         self.ceiling = ""
         """Name of the tree node whose ceiling is reached, if the obstacle is a ceiling."""

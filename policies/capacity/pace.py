@@ -82,16 +82,13 @@ class PrefillWindow:
 
     def __init__(self) -> None:
         self.tokens = self._least = PREFILL_TOKENS_MIN
-        self._held_back = False
+        self.held_back = False
+        """A request has waited since the last page or step, because the window was full."""
 
     def set_reported(self, step_tokens_max: int | None) -> None:
         """Note the largest number of tokens in one step of the engine; None if it reports none."""
         self._least = min(PREFILL_TOKENS_MAX, max(PREFILL_TOKENS_MIN, step_tokens_max or 0))
         self.tokens = max(self.tokens, self._least)
-
-    def held_back(self) -> None:
-        """Note that a request waits because the window is full."""
-        self._held_back = True
 
     def observed(self, *, engine_queues: bool, engine_waits: bool) -> None:
         """Resize the window after a page or a step.
@@ -100,9 +97,9 @@ class PrefillWindow:
         """
         if engine_queues:
             self.tokens = max(self._least, self.tokens * 3 // 4)
-        elif not engine_waits and self._held_back:
+        elif not engine_waits and self.held_back:
             self.tokens = min(PREFILL_TOKENS_MAX, self.tokens * 5 // 4)
-        self._held_back = False
+        self.held_back = False
 
 
 class PrefillRate:
@@ -136,10 +133,8 @@ class PrefillRate:
         if self._reports_steps or lease.started_s is None or not (request.streamed and lease.is_first):
             return
         if service.cached or not request.progress.inside:
-            self.observed(
-                service.prompt - (service.cached or request.progress.cached_tokens),
-                lease.started_s - lease.dispatched_s,
-            )
+            cached_tokens = service.cached or request.progress.cached_tokens
+            self.observed(service.prompt - cached_tokens, lease.started_s - lease.dispatched_s)
 
     def saw_step(self, step: Gauges) -> None:
         """Learn from a step that reports its tokens, if the engine was busy since the step before."""
@@ -181,11 +176,13 @@ class PrefillPace:
     before they are divided: chance in a short time between two looks then cancels out.
     """
 
-    __slots__ = ("_before", "_plain_s", "_plain_steps", "_seconds", "_started_tokens", "_tokens", "made_tokens")
+    __slots__ = ("_before", "_plain_s", "_plain_steps", "_seconds", "_tokens", "made_tokens", "started_tokens")
 
     def __init__(self) -> None:
         self.made_tokens = 0
         """Tokens that streamed answers have made since the last look, without the first one of each answer."""
+        self.started_tokens = 0
+        """Tokens of the prompts of answers that have started since the last look."""
         self._before: tuple[float, int, int] = (0.0, 0, 0)
         """The last look: time, `starting` and `streaming`."""
         self._plain_s = MovingAverage()
@@ -194,17 +191,11 @@ class PrefillPace:
         self._tokens = MovingAverage()
         self._seconds = MovingAverage()
         """Tokens of the prompts between two looks, and the seconds that they took."""
-        self._started_tokens = 0
-        """Tokens of the prompts that have started since the last look."""
 
     def tokens_per_s(self) -> float | None:
         """Return the rate; None if too little was seen."""
         seconds = self._seconds.value
         return self._tokens.value / seconds if self._tokens.seen >= SEEN_MIN and seconds > 0.0 else None
-
-    def started(self, lease: Lease) -> None:
-        """Count the prompt of an answer that starts."""
-        self._started_tokens += lease.prefill_tokens
 
     def looked(self, now: float, *, starting: int, streaming: int) -> None:
         """Learn from the time since the last look, unless running answers made no token: a step is still under way.
@@ -217,13 +208,13 @@ class PrefillPace:
             if not self.made_tokens:
                 return
             steps = 2 * self.made_tokens / (streaming + streaming_before)
-            self._learn(now - at_s, steps, has_prompts=self._started_tokens + starting + starting_before > 0)
-        self._before, self._started_tokens, self.made_tokens = (now, starting, streaming), 0, 0
+            self._learn(now - at_s, steps, has_prompts=self.started_tokens + starting + starting_before > 0)
+        self._before, self.started_tokens, self.made_tokens = (now, starting, streaming), 0, 0
 
     def _learn(self, seconds: float, steps: float, *, has_prompts: bool) -> None:
         if not has_prompts:
             self._plain_s.learn(seconds)
             self._plain_steps.learn(steps)
         elif self._plain_s.seen >= SEEN_MIN:
-            self._tokens.learn(self._started_tokens)
+            self._tokens.learn(self.started_tokens)
             self._seconds.learn(seconds - steps * self._plain_s.value / self._plain_steps.value)

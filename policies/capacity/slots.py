@@ -35,7 +35,8 @@ class Slots:
         self.set(max_num_seqs, settings)
         self._on_the_way = 0
         """Sequences dispatched beyond the slots, since they are still on their way to the engine when others end."""
-        self._was_short = False
+        self.was_short = False
+        """A request has waited since the last page, because no slot was free."""
         self._seen = self._running_seen = self._waiting_seen = 0
         self._period_ends_s = 0.0
         self._answer_s = 0.0
@@ -96,10 +97,6 @@ class Slots:
         """Return the number of slots; None if it is neither configured nor reported nor learned."""
         return self.count if self._is_known or self._is_learned else None
 
-    def note_shortage(self) -> None:
-        """Note that a request waits because no slot is free."""
-        self._was_short = True
-
     def raise_to(self, sequences: int) -> None:
         """Raise the number of slots to the sequences that were seen to run at once."""
         if sequences > self.count and not self._is_known:
@@ -122,10 +119,10 @@ class Slots:
         queue that only drains is soon over (`is_sustained`: requests keep coming). In those cases more dispatches would
         only wait inside the engine.
         """
-        if not self._was_short and waiting <= self._waiting_target:
+        if not self.was_short and waiting <= self._waiting_target:
             self._seen = self._running_seen = self._waiting_seen = 0  # no request waits, so empty slots say nothing
             return
-        self._was_short = False
+        self.was_short = False
         if not self._seen:
             self._period_ends_s = now + period_s
         self._seen += 1
@@ -144,7 +141,7 @@ class Slots:
     def emptied(self) -> None:
         """Forget the sequences on their way: the next requests find an idle engine, and none replaces another."""
         self._on_the_way = 0
-        self._was_short = False
+        self.was_short = False
         self._seen = self._running_seen = self._waiting_seen = 0
 
     def learn_from_refusal(self, running: int) -> None:

@@ -237,7 +237,7 @@ class Quotas:
         `is_counted`: the counts include the request already.
         """
         more = NOTHING if is_counted else wanted(request)
-        self._move(now)
+        self.at(now)
         members = self.members(request.flow.tenant, request.quota_names)
         limits = self._standing(members, more, now)
         for limit in limits:
@@ -251,7 +251,7 @@ class Quotas:
 
     def admitted(self, request: Request, now: float) -> None:
         """Count a queued request."""
-        self._move(now)
+        self.at(now)
         members = self.members(request.flow.tenant, request.quota_names)
         for member in members:
             self.under_way[member] = self.under_way.get(member, 0) + 1
@@ -279,7 +279,7 @@ class Quotas:
 
     def _left(self, request: Request, now: float) -> Counted:
         """End a request's time under way. Return where it was counted, even if its tenant has changed groups since."""
-        self._move(now)
+        self.at(now)
         counted: Counted = request.progress.counted
         request.progress.counted = None
         for member in counted[0]:
@@ -296,14 +296,12 @@ class Quotas:
 
     def used(self, leaf: str, now: float) -> dict[str, float]:
         """Return the used fraction of each limit of a tenant node's tenant and of the groups around it, by name."""
-        return {
-            rule.name: (
-                self.windows[rule.window].sums(member, now)[rule.place] if rule.window >= 0 else self._at_once(member)
-            )
-            / rule.most
-            for member in self.members(leaf)
-            for rule in self.rules(member)
-        }
+        used: dict[str, float] = {}
+        for member in self.members(leaf):
+            for name, place, window, most, _ in self.rules(member):
+                counted = self.windows[window].sums(member, now)[place] if window >= 0 else self._at_once(member)
+                used[name] = counted / most
+        return used
 
     def of_past(self, used: Iterable[UsageBucket]) -> Iterator[tuple[int, str, int, Measures]]:
         """Yield window, member, bucket and amounts of earlier use, as if all was used at the end of its hour or day."""
@@ -327,13 +325,10 @@ class Quotas:
 
     def at(self, now: float) -> None:
         """Move to this time."""
-        for counts in self.windows:
-            counts.at(now)
-
-    def _move(self, now: float) -> None:
         if now != self._now:
             self._now = now
-            self.at(now)
+            for counts in self.windows:
+                counts.at(now)
 
     def _buckets(self) -> tuple[int, int, int]:
         return self.minute.bucket, self.day.bucket, self.month.bucket

@@ -124,8 +124,7 @@ class _ThrottleScope:
 class Throttle:
     """Limits of users and apps at the start of interactions, and the counts against them."""
 
-    def __init__(self, settings: ThrottleSettings | None = None, *, members_max: int = 200_000) -> None:
-        settings = settings or ThrottleSettings()
+    def __init__(self, settings: ThrottleSettings, *, members_max: int = 200_000) -> None:
         window_s = settings.window_s
         self._user = _ThrottleScope("user", lambda flow: (flow.tenant, flow.user), settings.user, window_s, members_max)
         self._app_user = _ThrottleScope("app_user", lambda flow: flow, settings.app_user, window_s, members_max)

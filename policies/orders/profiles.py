@@ -10,7 +10,7 @@ apps in its scope, then of the pool, then `NEUTRAL`: equal weights favour nobody
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, Final
+from typing import Final
 
 from policies.averages import MovingAverage
 from policies.capacity.output_lengths import ENOUGH
@@ -92,12 +92,8 @@ class CostProfiles:
 
     def snapshot(self) -> dict[str, object]:
         """Return plain data: by scope, app and stage, the number of calls and their mean cost."""
-        pool: list[Any] = [self._pool.seen, self._pool.value]
-        return {
-            "units": list(self.units),
-            "worths": [[*key, own.seen, own.value] for key, own in self._means.items()],
-            "pool": [pool],
-        }
+        means, pool = [[*key, own.seen, own.value] for key, own in self._means.items()], self._pool
+        return {"units": list(self.units), "worths": means, "pool": [[pool.seen, pool.value]]}
 
     def read(self, learned: object) -> tuple[dict[tuple[str, str, int], _MeanCost], _MeanCost]:
         """Parse a snapshot for `adopt`. Raise ValueError if the snapshot is invalid or has other units."""

@@ -88,12 +88,8 @@ class Homes:
         self._new.clear()
 
     def _look_up(self, request: Request) -> None:
-        found = [
-            (-depth, name)
-            for name, depth in self.prefixes.depths(request.prefix).items()
-            if is_local(depth, request.prefix)
-        ]
-        found.sort()
+        depths = self.prefixes.depths(request.prefix)
+        found = sorted([(-depth, name) for name, depth in depths.items() if is_local(depth, request.prefix)])
         homes = self._homes[request.id] = [name for _, name in found[:HOMES_MAX]]
         for name in homes:
             tenants = self._at.setdefault(name, OrderedDict())

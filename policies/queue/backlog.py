@@ -283,9 +283,8 @@ class Backlog:
         """
         flow, next_flow = self._by_flow[request.flow], self._by_flow[head.flow]
         tenant, next_tenant = flow.tenant, next_flow.tenant
-        if tenant.line is not next_tenant.line or (
-            head.id in next_flow.going_first and request.id not in flow.going_first
-        ):
+        is_second = head.id in next_flow.going_first and request.id not in flow.going_first
+        if is_second or tenant.line is not next_tenant.line:
             return False
         if tenant is not next_tenant:
             least = tenant.flows.least()
@@ -432,14 +431,13 @@ class Backlog:
     def _new_tenant(self, name: str) -> TenantMember:
         self._forget_beyond(self._flows_max - 2, None)
         flows: CounterHeap[FlowMember] = CounterHeap(quantum=self.quantum, window=self._window_of_flows)
-        tenant = TenantMember(name, self.batch if is_batch(name) else self.tenants, flows)
-        self._by_tenant[name] = tenant
+        line = self.batch if is_batch(name) else self.tenants
+        tenant = self._by_tenant[name] = TenantMember(name, line, flows)
         return tenant
 
     def _new_flow(self, flow: Flow, tenant: TenantMember) -> FlowMember:
         self._forget_beyond(self._flows_max - 1, tenant.flows)
-        member = FlowMember(flow, tenant)
-        self._by_flow[flow] = member
+        member = self._by_flow[flow] = FlowMember(flow, tenant)
         return member
 
     def _forget_beyond(self, remembered_max: int, flows: CounterHeap[FlowMember] | None) -> None:

@@ -87,9 +87,8 @@ class _TenantQueue:
         found: list[Request] = []
         for queue in (self.starts, self.inside) if may_be_inside else (self.starts,):
             newest = reversed(queue.values())
-            for request in chain(
-                sorted(islice(newest, LOOKED_AT), key=lambda one: one.progress.came_back is not None), newest
-            ):
+            come_back_last = sorted(islice(newest, LOOKED_AT), key=lambda one: one.progress.came_back is not None)
+            for request in chain(come_back_last, newest):
                 found.append(request)
                 missing -= request.body_bytes if by_bytes else 1
                 if missing <= 0:
@@ -140,14 +139,11 @@ class BoundedQueue:
 
     def by_tenant(self) -> dict[str, QueueSummary]:
         """Return a summary of each tenant that has requests waiting. O(tenants waiting)."""
-        return {
-            name: QueueSummary(
-                tenant.size(by_bytes=False),
-                tenant.weight,
-                min([next(iter(each.values())).arrived_s for each in (tenant.starts, tenant.inside) if each]),
-            )
-            for name, tenant in self._tenants.items()
-        }
+        summaries: dict[str, QueueSummary] = {}
+        for name, own in self._tenants.items():
+            oldest_s = min([next(iter(each.values())).arrived_s for each in (own.starts, own.inside) if each])
+            summaries[name] = QueueSummary(own.size(by_bytes=False), own.weight, oldest_s)
+        return summaries
 
     def in_turns(self) -> Iterator[Request]:
         """Iterate over all requests, one of each tenant in turn; calls inside interactions before starts."""

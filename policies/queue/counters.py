@@ -41,22 +41,8 @@ class CounterMember:
     """A member of one level: a tenant among tenants, or a flow among the flows of its tenant."""
 
     __slots__ = (
-        "answer_s",
-        "asked_s",
-        "counter",
-        "entry",
-        "gap_s",
-        "is_asleep",
-        "is_sole",
-        "lifted",
-        "name",
-        "preferred",
-        "queued",
-        "reported",
-        "running",
-        "turn",
-        "usual",
-        "weight",
+        "answer_s", "asked_s", "counter", "entry", "gap_s", "is_asleep", "is_sole", "lifted", "name", "preferred",
+        "queued", "reported", "running", "turn", "usual", "weight",
     )  # fmt: skip
 
     def __init__(self, name: tuple[str, ...]) -> None:
@@ -303,9 +289,8 @@ class CounterHeap(Generic[M]):
         The member must be within the window, and must not have more running per weight than the head: otherwise a head
         that runs little would wait for the gain of others.
         """
-        return member is head or (
-            self.is_within(member, self.rank(head)) and member.running * head.weight <= head.running * member.weight
-        )
+        runs_more = member.running * head.weight > head.running * member.weight
+        return member is head or (not runs_more and self.is_within(member, self.rank(head)))
 
     def is_within(self, member: M, counter: float) -> bool:
         """Return whether the counter of a member is at most the window above another counter."""
@@ -332,11 +317,9 @@ class CounterHeap(Generic[M]):
         Ranks are rounds of the quantum, or counters if there is none.
         """
         entries: list[Entry] = []
-        while (
-            len(entries) < most
-            and self.least() is not None
-            and (not entries or self._heap[0][0] <= entries[0][0] + within)
-        ):
+        while len(entries) < most and self.least() is not None:
+            if entries and self._heap[0][0] > entries[0][0] + within:
+                break
             entries.append(heappop(self._heap))
         for entry in entries:
             heappush(self._heap, entry)

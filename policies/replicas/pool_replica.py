@@ -69,21 +69,16 @@ class PoolReplica:
         head = blocked.request if blocked is not None and wants_room else None
         charges: list[Charge] = []
         lefts: list[Departure] = []
+        quantum = 0.0
         if counters is not None:
-            standings = counters.standings(now)
+            standings, quantum = counters.standings(now), counters.quantum
             charges, lefts = counters.report(now)
         else:
             standings = [] if head is None else [_of_first_come(head, now)]
-        return ReplicaReport(
-            standings,
-            self._grants.holdings(head, engine.queued, now),
-            charges,
-            [tally for counts in self._counts for tally in counts.report(REPORTED_MAX)],
-            [],
-            engine.requests.tree.report(REPORTED_MAX),
-            lefts,
-            counters.quantum if counters is not None else 0.0,
-        )
+        holdings = self._grants.holdings(head, engine.queued, now)
+        tallies = [tally for counts in self._counts for tally in counts.report(REPORTED_MAX)]
+        usage = engine.requests.tree.report(REPORTED_MAX)
+        return ReplicaReport(standings, holdings, charges, tallies, [], usage, lefts, quantum)
 
     def receive(self, view: ReplicaView, asked_s: float, now: float) -> Sequence[Decision]:
         """Apply the reply to the last report, which was made at `asked_s`."""

@@ -96,8 +96,5 @@ def _is_within_bounds(report: PrefixReport) -> bool:
     """Return whether a gateway of this version could have published this report."""
     blocks = sum([len(prefix) for prefixes in report.sent.values() for prefix in prefixes])
     services = [service for charged in report.charged.values() for service in charged.values()]
-    return (
-        blocks <= BLOCKS_MAX
-        and len(services) <= REPORTED_MAX
-        and is_countable(services)  # far larger numbers would stay in the deficits for ever
-    )
+    # Numbers that are not countable would stay in the deficits for ever.
+    return blocks <= BLOCKS_MAX and len(services) <= REPORTED_MAX and is_countable(services)

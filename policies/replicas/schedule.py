@@ -66,13 +66,10 @@ class Schedule:
 
     def due_s(self) -> float:
         """Return when the next sync round begins. Not to be called during a round."""
-        if self.is_alone:
+        is_urgent = self._source.is_urgent()
+        if self.is_alone or not (is_urgent or self._source.is_busy()):
             return self._due_s
-        if self._source.is_urgent():
-            return min(self._due_s, self._asked_s + URGENT_S)
-        if self._source.is_busy():
-            return min(self._due_s, self._asked_s + INTERVAL_S)
-        return self._due_s
+        return min(self._due_s, self._asked_s + (URGENT_S if is_urgent else INTERVAL_S))
 
     def ask(self, now: float) -> tuple[int, ReplicaReport]:
         """Begin a sync round, and return its number and its report. `answered` or `lost` must follow."""

@@ -55,15 +55,10 @@ class SharedCounts:
                     continue
                 extra = reserve(member) if reserve is not None and why and bucket == counts.bucket else NOTHING
                 known = counts.measures(member, bucket)
-                tally = CountDelta(
-                    f"{self._name}:{_joined(member)}",
-                    bucket,
-                    ceil(2 * counts.window.longest_s),
-                    _measures([own[place] + extra[place] for place in PLACES]),
-                    _measures([known[place] - own[place] for place in PLACES]),
-                    self._since(member, bucket),
-                    why == LOST,
-                )
+                name, ttl_s = f"{self._name}:{_joined(member)}", ceil(2 * counts.window.longest_s)
+                more = _measures([own[place] + extra[place] for place in PLACES])
+                base = _measures([known[place] - own[place] for place in PLACES])
+                tally = CountDelta(name, bucket, ttl_s, more, base, self._since(member, bucket), why == LOST)
                 if any(extra):
                     counts.pend(member, bucket, TAKES_BACK)[:-1] = [-each for each in extra]
                     newly = [max(0, extra[place] + min(0, before[place])) for place in PLACES]
@@ -109,9 +104,8 @@ class SharedQuotas:
     def __init__(self, quotas: Quotas, *, epoch_s: float, workers: int = 1) -> None:
         """Count with other gateways. `workers`: number of gateways that are known to count, even before any reply."""
         self.quotas = quotas
-        self._windows = [
-            SharedCounts(name, counts, epoch_s=epoch_s) for name, counts in zip(WINDOWS, quotas.windows, strict=True)
-        ]
+        windows = zip(WINDOWS, quotas.windows, strict=True)
+        self._windows = [SharedCounts(name, counts, epoch_s=epoch_s) for name, counts in windows]
         self._workers = self._gateways = workers
 
     def is_sure(self, request: Request, now: float) -> bool:

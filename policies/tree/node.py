@@ -244,8 +244,7 @@ class Node:
         """Set ceiling and kept part for this capacity of the pool (inf if unknown). Each of `sharers` gateways gets an
         equal part.
         """
-        self.most[resource] = min(
-            self.running_max if resource == SEQUENCES else inf, self.share_max * capacity
-        ) / sharers  # fmt: skip
+        running_max = self.running_max if resource == SEQUENCES else inf
+        self.most[resource] = min(running_max, self.share_max * capacity) / sharers
         self.kept[resource] = self.kept_share * capacity / sharers if capacity < inf else 0.0
         self.use(resource, 0.0)  # what is reserved may have changed

@@ -90,7 +90,7 @@ def test_requests_keep_coming_if_one_came_within_a_quarter_of_a_second(arrived_s
     for tenth in range(40):
         now = tenth / 10
         ledger.held_back(make_request(), Obstacle.SLOTS)
-        ledger.slots.note_shortage()
+        ledger.slots.was_short = True
         ledger.observe(Gauges(now, running=4, waiting=0), now, arrived_s=now - arrived_s)
     assert (ledger.slots.most() > 8) == goes_on
 

@@ -37,7 +37,7 @@ MAKE: dict[Event, Callable[[RequestLedger, Request], None]] = {
     lifecycle.UNDECIDED: lambda requests, request: requests.undecided(request),
     lifecycle.ASKED: lambda requests, request: requests.asked(request, 1.0),
     lifecycle.ADMITTED: lambda requests, request: requests.admitted(request, 1.0),
-    lifecycle.REJECTED: lambda requests, request: requests.rejected(request, 1.0),
+    lifecycle.REJECTED: lambda requests, request: requests.rejected(request),
     lifecycle.WITHDRAWN: lambda requests, request: requests.withdrawn(request, 1.0),
     lifecycle.HANDED_OVER: lambda requests, request: requests.handed_over(request, 1.0),
     lifecycle.DISPATCHED: lambda requests, request: requests.dispatched(request, "one", 1.0),

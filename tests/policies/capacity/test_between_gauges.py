@@ -48,7 +48,7 @@ def test_what_is_under_way_beyond_the_slots_falls_with_the_engines_queue_and_wit
 
     def seen(running: int, waiting: int, from_s: float) -> int:
         for tick in range(30):
-            slots.note_shortage()
+            slots.was_short = True
             slots.adjust_in_flight(running, waiting, from_s + tick / 10, period_s=1.0, is_sustained=True)
         return slots.most() - 32
 

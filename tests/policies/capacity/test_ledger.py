@@ -72,7 +72,7 @@ def has_room(slots: Slots, sequences: int) -> bool:
     """May so many be dispatched in all? Asked within an event: what holds a request back is learned."""
     if sequences <= slots.most():
         return True
-    slots.note_shortage()
+    slots.was_short = True
     return False
 
 
