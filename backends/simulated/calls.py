@@ -49,7 +49,7 @@ class CallRefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class TokensPrompt:
+class HashedPrompt:
     """A prompt as the engine sees it. `digest` seeds the random draws for it."""
 
     tokens: int
@@ -62,7 +62,7 @@ class SimulatedCall:
     """An accepted request. Each of `prompts` gets `n` choices of at most `max_tokens` tokens."""
 
     model: str
-    prompts: list[TokensPrompt]
+    prompts: list[HashedPrompt]
     max_tokens: int
     n: int = 1
     stream: bool = False
@@ -83,7 +83,7 @@ class SimulatedCall:
         return min(1 + int(-_MEAN_OUTPUT_TOKENS * math.log(1.0 - fraction)), self.max_tokens)
 
 
-def read_prompt(text: bytes, block_size: int, salt: str = "") -> TokensPrompt:
+def read_prompt(text: bytes, block_size: int, salt: str = "") -> HashedPrompt:
     """Count the tokens of a text and hash its full blocks. Only equal salts share blocks."""
     tokens = max(1, -(-len(text) // _BYTES_PER_TOKEN))
     chain = hashlib.blake2b(salt.encode(), digest_size=8)
@@ -93,7 +93,7 @@ def read_prompt(text: bytes, block_size: int, salt: str = "") -> TokensPrompt:
         chain.update(text[start : start + width])
         hashes.append(int.from_bytes(chain.copy().digest()))
     chain.update(text[len(hashes) * width :])
-    return TokensPrompt(tokens, tuple(hashes), int.from_bytes(chain.digest()))
+    return HashedPrompt(tokens, tuple(hashes), int.from_bytes(chain.digest()))
 
 
 def render_chat(messages: object, tools: object = None) -> bytes:

@@ -194,13 +194,13 @@ class _PoolSetting:
     def engine(self, policy: str, count: int) -> AdmissionEngine:
         """Return a new admission engine as the gateway would make it, without backends."""
         from gateway.config.sections.policy_choice import PolicyConfig
-        from gateway.pool.shared import SharedTables, admission_engine
+        from gateway.pool.shared import CrossPoolState, admission_engine
 
         config = self.config
         if policy != config.policy.name:
             config = config.model_copy(update={"policy": PolicyConfig(name=policy)})
         pool = self.pool.model_copy(update={"backends": self._backends(count)})
-        return admission_engine(config, pool, SharedTables.from_config(config))
+        return admission_engine(config, pool, CrossPoolState.from_config(config))
 
     def _backends(self, count: int) -> tuple[BackendConfig, ...]:
         """Return this number of backends: the pool's, with the last one repeated."""

@@ -79,7 +79,7 @@ def supervise(config: Config, load: Load | None) -> None:
         run(lambda: hub.serve_hub(config, again, child))
 
     def announce(port: int, admin_port: int) -> None:
-        lines = [*_start_lines(config, port, admin_port), *_without_key(config), *_for_this_run(minted)]
+        lines = [*_start_lines(config, port, admin_port), *_missing_key_lines(config), *_for_this_run(minted)]
         click.echo("\n".join(lines), err=True)
 
     try:
@@ -195,7 +195,7 @@ def _start_lines(config: Config, port: int, admin_port: int) -> list[str]:
     ]
 
 
-def _without_key(config: Config) -> list[str]:
+def _missing_key_lines(config: Config) -> list[str]:
     """Return a hint for tenants without a key in the config, if keys can be issued. No key is minted for such a tenant,
     since the tenant may have keys in the table, or its last key may have been revoked.
     """
@@ -232,7 +232,7 @@ def _announcement(gateway: Gateway) -> str:
     lines += [f"  not ready: {fault}" for fault in gateway.not_ready()]
     if (state := gateway.store_state()) is not None:
         lines.append(f"  state: {state}")
-    lines += _without_key(gateway.config)
+    lines += _missing_key_lines(gateway.config)
     if gateway.minted_keys:
         lines += _for_this_run(gateway.minted_keys)
         url = _url(gateway.config, gateway.port)

@@ -102,7 +102,7 @@ class _Answers:
         self._has_reloaded = has_reloaded
 
     async def ready(self, request: web.Request) -> web.Response:
-        readiness = [(one.name, _ready(one)) for one in await self._workers.ask_all("/ready")]
+        readiness = [(one.name, _readiness(one)) for one in await self._workers.ask_all("/ready")]
         return ready(
             grouped_by_text([(name, answer["why_not"]) for name, answer in readiness]),
             state_of([(name, answer.get("state")) for name, answer in readiness]),
@@ -185,7 +185,7 @@ def workers_app(workers: WorkersClient, has_reloaded: Callable[[], None]) -> web
     return app
 
 
-def _ready(one: WorkerAnswer) -> dict[str, Any]:
+def _readiness(one: WorkerAnswer) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(one.content) if one.status in (200, 503) else {"why_not": [NO_ANSWER]}
     return found
 

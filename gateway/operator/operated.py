@@ -23,7 +23,7 @@ from gateway.telemetry.metric_families import family, single
 if TYPE_CHECKING:
     from gateway.config.model import Config
     from gateway.pool.replication.ticker import SyncRounds
-    from gateway.pool.shared import SharedTables
+    from gateway.pool.shared import CrossPoolState
     from gateway.telemetry.metrics import RequestMetrics
 
 logger = logging.getLogger("fairgate")
@@ -46,7 +46,7 @@ class OperatedGateway(GatewayProcess, Protocol):
     """A gateway as the admin listener sees it."""
 
     metrics: RequestMetrics
-    shared: SharedTables
+    shared: CrossPoolState
     reloading: Reloader
 
     @property

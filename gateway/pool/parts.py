@@ -39,7 +39,8 @@ def parts_of(config: Config) -> dict[str, PoolPart]:
     sections |= {tenant.name: tenant for tenant in config.tenants}
     terms = {name: filled(GroupSettings, section) for name, section in sections.items()}
     return {
-        name: PoolPart(found[name], of.guaranteed_share or 0.0, min(1.0, of.share_max)) for name, of in terms.items()
+        name: PoolPart(found[name], of.guaranteed_share or 0.0, min(1.0, of.ceiling_share))
+        for name, of in terms.items()
     }
 
 

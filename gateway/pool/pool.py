@@ -22,7 +22,7 @@ from gateway.config.sections.backends import BackendConfig
 from gateway.pool.backend import PROBE_INTERVAL_S, Backend, salt_of
 from gateway.pool.breaks import Breaks
 from gateway.pool.dispatcher import Dispatcher
-from gateway.pool.shared import SharedTables, admission_engine, engine_settings, policy_terms
+from gateway.pool.shared import CrossPoolState, admission_engine, engine_settings, policy_terms
 from gateway.pool.waiting import WaitingStreams
 from gateway.request.body.payload import Payload
 from gateway.request.prompt import TokenEstimator, exact_counter, prefix_hashes
@@ -95,7 +95,7 @@ class PoolPlan:
 class Pool:
     """A queue and one policy in front of several engines that serve the same models."""
 
-    def __init__(self, plan: PoolPlan, gateway: Config, shared: SharedTables, settled: Settled, background: Tasks):
+    def __init__(self, plan: PoolPlan, gateway: Config, shared: CrossPoolState, settled: Settled, background: Tasks):
         """Create a pool. `background` collects the faults of its tasks."""
         self.name = plan.config.name
         self.backends: dict[str, Backend] = {}
@@ -118,7 +118,7 @@ class Pool:
         """Backends that have left the config and end their running requests."""
         self._configure(plan, gateway, shared)
 
-    def _configure(self, plan: PoolPlan, gateway: Config, shared: SharedTables) -> None:
+    def _configure(self, plan: PoolPlan, gateway: Config, shared: CrossPoolState) -> None:
         """Apply the settings that a reload may change."""
         engine = self.dispatcher.engine
         config = self.config = plan.config
@@ -144,7 +144,7 @@ class Pool:
             if backend.name not in engine.backends:
                 engine.add_backend(backend.name, max_num_seqs=backend_config.max_num_seqs, healthy=backend.in_service)
 
-    def take_over(self, plan: PoolPlan, gateway: Config, shared: SharedTables, weights: Weights | None) -> None:
+    def take_over(self, plan: PoolPlan, gateway: Config, shared: CrossPoolState, weights: Weights | None) -> None:
         """Go on under another configuration, with changed `weights` of tenants.
 
         A new backend of the plan has never left this pool. Backends outside the plan end their requests.

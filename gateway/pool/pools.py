@@ -14,7 +14,7 @@ from gateway.config.sections.backends import BackendConfig
 from gateway.pool.backend import Backend, connection_key
 from gateway.pool.engine_addresses import Addresses, Resolver
 from gateway.pool.pool import RETIRE_LOOK_S, Pool, PoolPlan, Settled, estimator_of
-from gateway.pool.shared import SharedTables
+from gateway.pool.shared import CrossPoolState
 from gateway.storage.store import PoolIdentity
 from gateway.telemetry.background import OperationalError, Tasks
 from policies.admission.engine import AdmissionEngine
@@ -99,7 +99,7 @@ class Pools:
             await backend.close()
 
     def commit(
-        self, config: Config, shared: SharedTables, prepared: Sequence[PoolPlan], weights: Weights | None = None
+        self, config: Config, shared: CrossPoolState, prepared: Sequence[PoolPlan], weights: Weights | None = None
     ) -> None:
         """Apply the configuration with its prepared resources. `weights`: the changed weights of tenants."""
         before, self.all = self.all, []

@@ -29,7 +29,7 @@ from policies.tree.terms import Tree
 
 
 @dataclass(frozen=True, slots=True)
-class SharedTables:
+class CrossPoolState:
     """Tables that several admission engines use; None where the config does not need one."""
 
     interactions: Interactions | None
@@ -38,7 +38,7 @@ class SharedTables:
     tree: Tree
 
     @classmethod
-    def from_config(cls, config: Config) -> SharedTables:
+    def from_config(cls, config: Config) -> CrossPoolState:
         knows_interactions = POLICIES[config.policy.name].order.knows_interactions
         quotas = quotas_of(config)
         return cls(
@@ -48,14 +48,14 @@ class SharedTables:
             config.tree,
         )
 
-    def read(self, before: Config, config: Config) -> SharedTables:
+    def read(self, before: Config, config: Config) -> CrossPoolState:
         """Return the tables of another configuration, for `taken_over`. Safe in any thread, since tenants may be
         many."""
-        fresh = SharedTables.from_config(config)
+        fresh = CrossPoolState.from_config(config)
         is_kept = (before.interactions, before.apps) == (config.interactions, config.apps)
         return replace(fresh, claims=self.claims) if is_kept and self.claims and fresh.claims else fresh
 
-    def taken_over(self, fresh: SharedTables, config: Config) -> SharedTables:
+    def taken_over(self, fresh: CrossPoolState, config: Config) -> CrossPoolState:
         """Return the tables under another configuration, with all counts and open interactions.
 
         No table is ever removed, since requests may be recorded in it. The first limits of all create counts that start
@@ -125,12 +125,12 @@ def _settings(config: Config) -> InteractionSettings:
     )
 
 
-def admission_engine(gateway: Config, pool: PoolConfig, shared: SharedTables) -> AdmissionEngine:
+def admission_engine(gateway: Config, pool: PoolConfig, shared: CrossPoolState) -> AdmissionEngine:
     """Create the admission engine of a pool, without backends."""
     return AdmissionEngine(named_policy(**policy_terms(gateway, pool)), **engine_settings(gateway, pool, shared))
 
 
-def engine_settings(gateway: Config, pool: PoolConfig, shared: SharedTables) -> dict[str, Any]:
+def engine_settings(gateway: Config, pool: PoolConfig, shared: CrossPoolState) -> dict[str, Any]:
     """Return the settings that a new admission engine and the `PoolSettings` of one in use share."""
     return {
         "limits": filled(QueueLimits, gateway.limits, queue_bytes_max=gateway.bounds.queue_bytes),

@@ -38,7 +38,7 @@ from gateway.pool.engine_addresses import Resolver, resolve
 from gateway.pool.learned import LearnedFile
 from gateway.pool.pool import Pool
 from gateway.pool.pools import CannotTakeOver, Pools, pool_identities_of
-from gateway.pool.shared import SharedTables
+from gateway.pool.shared import CrossPoolState
 from gateway.process.listener_limits import server_limits
 from gateway.process.sharing import replicate, store_of
 from gateway.proxy.batches.batch_lane import BatchLane
@@ -91,7 +91,7 @@ class Gateway:
         self._worker_slot = worker_slot
         self.metrics = RequestMetrics()
         self.recent = RecentRequests(config.bounds.size("ends"))
-        self.shared = SharedTables.from_config(config)
+        self.shared = CrossPoolState.from_config(config)
         self._background = Tasks()
         self.metrics.registry.register(self._background)
         self._pools = Pools(self._settled, resolver, self._background)

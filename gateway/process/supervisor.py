@@ -80,7 +80,7 @@ def with_keys(config: Config) -> tuple[Config, dict[str, str]]:
     """Return the configuration with a key for every tenant, minted once, so that all workers have the same keys; and
     the minted keys by tenant."""
     minted = Keyring(config.tenants, open_access=config.open_access, mints=not config.issues_keys).held.minted
-    return _filled(config, {tenant: (KeyConfig(hash=hash_key(key)),) for tenant, key in minted.items()}), minted
+    return _with_keys(config, {tenant: (KeyConfig(hash=hash_key(key)),) for tenant, key in minted.items()}), minted
 
 
 def with_known_keys(config: Config, before: Config) -> Config:
@@ -88,7 +88,7 @@ def with_known_keys(config: Config, before: Config) -> Config:
     would have to be minted, which the workers would not share."""
     if config.issues_keys:
         return config
-    config = _filled(config, {tenant.name: tenant.keys for tenant in before.tenants})
+    config = _with_keys(config, {tenant.name: tenant.keys for tenant in before.tenants})
     missing = [tenant.name for tenant in config.tenants if not tenant.keys]
     if missing:
         what = f"{missing[0]} has no key, and one that is made now would be known to one worker only"
@@ -96,7 +96,7 @@ def with_known_keys(config: Config, before: Config) -> Config:
     return config
 
 
-def _filled(config: Config, keys: Mapping[str, tuple[KeyConfig, ...]]) -> Config:
+def _with_keys(config: Config, keys: Mapping[str, tuple[KeyConfig, ...]]) -> Config:
     """Return the configuration with these keys of tenants that have none."""
     tenants = [
         tenant if tenant.keys else tenant.model_copy(update={"keys": keys.get(tenant.name, ())})

@@ -39,7 +39,7 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
     """
     payload, before, generates = context.payload, context.request, context.route.generates
     sequences = payload.sequences if generates else 1
-    prompt_tokens, output_tokens_max = _within_context(payload, pool, sequences, generates=generates)
+    prompt_tokens, output_tokens_max = _bounded_tokens(payload, pool, sequences, generates=generates)
     if before is not None:
         flow, weight, claim, progress = before.flow, before.configured_weight, before.claim, before.progress
         system_tokens = before.system_tokens * prompt_tokens // max(1, before.prompt_tokens)
@@ -89,7 +89,7 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
     )
 
 
-def _within_context(payload: Payload, pool: Pool, sequences: int, *, generates: bool) -> tuple[int, int]:
+def _bounded_tokens(payload: Payload, pool: Pool, sequences: int, *, generates: bool) -> tuple[int, int]:
     """Return the tokens that the prompt and the output count with, bounded by the model's context.
 
     Raise ApiError for a request that cannot fit into the context.

@@ -67,7 +67,7 @@ def refusal_error(decision: Reject, again_s: float) -> ApiError:
     if limit is not None:
         retry_after_s = min(retry_after_s, limit.window_s)
         headers = rate_limit_headers((limit._replace(reset_s=retry_after_s),))
-        message = _at_limit(decision.reason, limit, retry_after_s)
+        message = _limit_in_words(decision.reason, limit, retry_after_s)
         if is_budget:
             should_retry = False  # a client library would run out of retries before the budget is renewed
     return ApiError(reason, message, retry_after_s=retry_after_s, should_retry=should_retry, fields=headers)
@@ -86,7 +86,7 @@ def _spread(wait_s: float, request_id: str) -> float:
     return wait_s * (1.0 + JITTER * (crc32(request_id.encode()) % 1024) / 1024)
 
 
-def _at_limit(reason: RejectReason, limit: Limit, retry_after_s: float) -> str:
+def _limit_in_words(reason: RejectReason, limit: Limit, retry_after_s: float) -> str:
     """Return the sentence on a reached limit."""
     again = f"come back in {in_words(retry_after_s)}"
     if reason is RejectReason.RATE_LIMITED:

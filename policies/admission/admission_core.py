@@ -273,7 +273,7 @@ class AdmissionCore:
         wanted = [popped, *popped.others]
         known = {blocked.request.id for blocked in wanted}
         asleep = [one for one in self.room.asleep() if one.request.id not in known]
-        wanted += [one for one in asleep if self.requests.tree.full_for(one.request) is not None]
+        wanted += [one for one in asleep if self.requests.tree.full_node_for(one.request) is not None]
         for blocked in wanted:
             decisions += self.requests.preempt(blocked, self.room.preempts_at(blocked), now)
 

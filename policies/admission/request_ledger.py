@@ -108,7 +108,7 @@ class RequestLedger:
     def gate_of(self, request: Request, *, waits: bool = True) -> GateState:
         """Return the gate where a request waits or would wait; with `waits` False, the gate that it has just passed."""
         order, queues = self.policy.order_of(request), max(1, len(self.policy.queues()))
-        node = self.tree.full_for(request) if order.backlog is not None else None
+        node = self.tree.full_node_for(request) if order.backlog is not None else None
         if node is not None:
             gate, running = Gate(request.is_batch, node.name), self.tree.running(node.name)
         elif order.backlog is not None and self._is_at_the_set(request, order.backlog, waits=waits):

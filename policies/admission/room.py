@@ -353,7 +353,7 @@ class PoolRoom:
         A node is full for batch work while batch work at one of these engines is preempted for interactive work that
         sleeps there: the request would be preempted at once.
         """
-        full = self._tree.full_for(request)
+        full = self._tree.full_node_for(request)
         if full is not None:
             return full.name
         if request.is_batch and self._backlog is not None:

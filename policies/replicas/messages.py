@@ -140,7 +140,7 @@ Counted = list[Measures]
 """The counts of all gateways for a `CountDelta`, in each bucket from its `first` one."""
 
 
-class CallDelta(NamedTuple):
+class InteractionDelta(NamedTuple):
     """The calls and tokens of an open interaction since the last sync round.
 
     With 0 calls and 0 tokens, the question whether the interaction is open at any gateway.
@@ -171,7 +171,7 @@ class ReplicaReport(NamedTuple):
     holdings: list[Holding]
     charges: list[Charge]
     tallies: list[CountDelta]
-    calls: list[CallDelta]
+    calls: list[InteractionDelta]
     usage: list[NodeUsage]
     """Usage of the nodes of the pool's tree. Without a pool: requests queued and dispatched, of members with a limit on
     concurrent ones."""

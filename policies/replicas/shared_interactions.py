@@ -8,7 +8,7 @@ from typing import Final
 
 from policies.app_paces import PACE_S_MAX
 from policies.interactions import IDLE_S_AWAITED, Interactions
-from policies.replicas.messages import CallDelta, InteractionTotals
+from policies.replicas.messages import InteractionDelta, InteractionTotals
 from policies.request import Claim, Flow, Interaction, Request
 
 ASKED_MAX: Final = 8
@@ -28,7 +28,7 @@ class SharedInteractions:
         """Return whether this request may be a call of an interaction that was opened at another gateway."""
         return request.progress.interaction is None and bool(_keys(request.claim))
 
-    def ask(self, request: Request) -> list[CallDelta]:
+    def ask(self, request: Request) -> list[InteractionDelta]:
         """Return the questions whether interactions that this request may continue are open elsewhere.
 
         The strongest key comes first; of a raw prompt, the longest beginning.
@@ -36,7 +36,7 @@ class SharedInteractions:
         claim, idle_s = request.claim, self.interactions.settings.idle_s
         weak, asked_s = claim.keys.weak, IDLE_S_AWAITED if idle_s is None else idle_s
         return [
-            CallDelta(_name(request.flow, key), 0, 0, 0.0, PACE_S_MAX if key in weak else asked_s, False)
+            InteractionDelta(_name(request.flow, key), 0, 0, 0.0, PACE_S_MAX if key in weak else asked_s, False)
             for key in _keys(claim)
         ]
 
@@ -55,11 +55,11 @@ class SharedInteractions:
                 interaction.began_s = now - known.age_s
             return
 
-    def report(self, most: int, now: float) -> list[CallDelta]:
+    def report(self, most: int, now: float) -> list[InteractionDelta]:
         """Return the calls and tokens since the last sync round, for about `most` interactions and keys."""
         changed = self.interactions.changed or {}
         self._reported = []
-        calls: list[CallDelta] = []
+        calls: list[InteractionDelta] = []
         for interaction in list(islice(changed, most)):
             if len(calls) >= most:
                 break
@@ -70,14 +70,14 @@ class SharedInteractions:
             age_s = now - interaction.began_s
             app, user, id_ = interaction.key
             flow = Flow(interaction.tenant, app, user)
-            calls.append(CallDelta(_name(flow, id_), new, new_tokens, age_s, idle_s, is_over))
+            calls.append(InteractionDelta(_name(flow, id_), new, new_tokens, age_s, idle_s, is_over))
             self._reported.append(interaction)
             interaction.reported = interaction.calls, interaction.tokens
             for key, (is_strong, is_new) in (interaction.unreported or {}).items():
                 # A new key also reports the calls and tokens that the interaction had before.
                 count, tokens = (interaction.calls, interaction.tokens) if is_new else (new, new_tokens)
                 kept_s = idle_s if is_strong else PACE_S_MAX
-                calls.append(CallDelta(_name(flow, key), count, tokens, age_s, kept_s, False))
+                calls.append(InteractionDelta(_name(flow, key), count, tokens, age_s, kept_s, False))
                 self._reported.append(None)
             interaction.unreported = None
         return calls

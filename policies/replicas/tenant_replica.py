@@ -16,7 +16,7 @@ from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
-from policies.replicas.messages import REPORTED_MAX, CallDelta, ReplicaReport, ReplicaView
+from policies.replicas.messages import REPORTED_MAX, InteractionDelta, ReplicaReport, ReplicaView
 from policies.replicas.shared_interactions import SharedInteractions
 from policies.replicas.tallies import SharedQuotas
 from policies.request import Rejection, Request
@@ -97,7 +97,7 @@ class TenantReplica:
 
     def report(self, now: float) -> ReplicaReport:
         """Return the report of counts, interactions and questions."""
-        calls: list[CallDelta] = []
+        calls: list[InteractionDelta] = []
         for one in list(self._undecided.values())[:REPORTED_MAX]:
             del self._undecided[one.request.id]
             one.engine.peers_asked(one.request.id, now)

@@ -129,8 +129,8 @@ class Node:
     """The pool, a group or a tenant, with its lines and its usage by resource."""
 
     __slots__ = (
-        "batch", "contexts", "elsewhere", "filled", "interactive", "is_by_borrowing", "kept", "kept_share", "most",
-        "name", "parent", "reserved", "running_max", "share_max", "used",
+        "batch", "ceiling_share", "contexts", "elsewhere", "filled", "interactive", "is_by_borrowing", "kept",
+        "kept_share", "most", "name", "parent", "reserved", "running_max", "used",
     )  # fmt: skip
 
     def __init__(self, name: str, parent: Node | None, terms: GroupSettings, floor: float) -> None:
@@ -143,9 +143,9 @@ class Node:
         self.contexts: ClassLine = ClassLine(None if parent is None else parent.contexts, terms.weight, floor)
         """Contexts of interactive work. A tenant is present here while it has interactive requests or contexts."""
         self.running_max = inf if terms.max_running is None else float(terms.max_running)
-        self.share_max = terms.share_max
-        self.is_by_borrowing = terms.max_share != terms.share_max
-        """True unless `share_max` is the configured `max_share`: it comes from the floor and the borrowing limit."""
+        self.ceiling_share = terms.ceiling_share
+        self.is_by_borrowing = terms.max_share != terms.ceiling_share
+        """True unless `ceiling_share` is the configured `max_share`: it comes from the floor and the borrowing limit."""
         self.kept_share = terms.kept_share
         # By resource:
         self.used = [0.0, 0.0, 0.0, 0.0]
@@ -199,7 +199,7 @@ class Node:
     @property
     def is_limited(self) -> bool:
         """Return whether the node has a ceiling, or a part that is kept for it."""
-        return self.kept_share > 0.0 or min(self.running_max, self.share_max) < inf
+        return self.kept_share > 0.0 or min(self.running_max, self.ceiling_share) < inf
 
     @property
     def is_tenant(self) -> bool:
@@ -245,6 +245,6 @@ class Node:
         equal part.
         """
         running_max = self.running_max if resource == SEQUENCES else inf
-        self.most[resource] = min(running_max, self.share_max * capacity) / sharers
+        self.most[resource] = min(running_max, self.ceiling_share * capacity) / sharers
         self.kept[resource] = self.kept_share * capacity / sharers if capacity < inf else 0.0
         self.use(resource, 0.0)  # what is reserved may have changed

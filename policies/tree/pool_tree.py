@@ -129,7 +129,7 @@ class PoolTree:
         """
         return self._line(leaf).share_at(weight)
 
-    def full_for(self, request: Request) -> Node | None:
+    def full_node_for(self, request: Request) -> Node | None:
         """Return the full node that keeps this request from starting, or None.
 
         If all that is free is kept for others, the node is the request's own tenant.

@@ -46,7 +46,7 @@ class GroupSettings:
             raise SettingError("max_share", "is less than guaranteed_share: the floor is above the ceiling")
 
     @property
-    def share_max(self) -> float:
+    def ceiling_share(self) -> float:
         """Return the largest share that it may use, by `max_share` and by `borrowing_limit`; inf if there is none."""
         borrowed = inf if self.borrowing_limit is None else (self.guaranteed_share or 0.0) + self.borrowing_limit
         return min(inf if self.max_share is None else self.max_share, borrowed)

@@ -13,11 +13,11 @@ from gateway.storage.hub.script_store import ScriptStore
 from policies.replicas.messages import (
     BUCKETS_MAX,
     NUMBER_MAX,
-    CallDelta,
     Charge,
     CountDelta,
     Departure,
     Holding,
+    InteractionDelta,
     InteractionTotals,
     ReplicaReport,
     ReplicaView,
@@ -221,7 +221,7 @@ def test_counts_are_forgotten_in_time(after_ms: int, requests: int) -> None:
 
 def test_an_interaction_that_is_over_is_forgotten() -> None:
     store = ScriptStore()
-    call, question = CallDelta("i", 1, 100, 2.0, 30.0, False), CallDelta("i", 0, 0, 0.0, 30.0, False)
+    call, question = InteractionDelta("i", 1, 100, 2.0, 30.0, False), InteractionDelta("i", 0, 0, 0.0, 30.0, False)
     over, opened = call._replace(is_over=True), InteractionTotals(1, 100, 2.0)
     for number, (each, answer) in enumerate([(call, opened), (question, opened), (over, None), (question, None)]):
         assert exchange(store, number, EMPTY._replace(calls=[each]), START_MS).opened == [answer]
@@ -232,7 +232,7 @@ def test_what_has_expired_takes_no_memory() -> None:
     kib = store.lua.eval("function() collectgarbage() return collectgarbage('count') end")
     held = []
     for minute in range(4):
-        calls = [CallDelta(f"interaction {minute} {i}", 1, 100, 0.0, 30.0, False) for i in range(1000)]
+        calls = [InteractionDelta(f"interaction {minute} {i}", 1, 100, 0.0, 30.0, False) for i in range(1000)]
         exchange(store, minute, EMPTY._replace(calls=calls), START_MS + minute * SWEEP_MS)
         held.append(kib())
     assert held[-1] < 1.1 * held[0]

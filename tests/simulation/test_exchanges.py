@@ -19,11 +19,11 @@ from redis.exceptions import ResponseError
 from gateway.storage.hub.script_store import ScriptStore
 from gateway.storage.redis.redis_store import Script, pool_key
 from policies.replicas.messages import (
-    CallDelta,
     Charge,
     CountDelta,
     Departure,
     Holding,
+    InteractionDelta,
     ReplicaReport,
     ReplicaView,
     Standing,
@@ -289,7 +289,7 @@ SOUND = ReplicaReport(
     [Holding(BACKEND, 1, 1, 1, 1, 1, 1, 1, 1)],
     [Charge("a", 1.0, -0.5, True), Charge("a\x1fx", 1.0, 1.0, False)],
     [CountDelta("users:a", 7, 180, (1, 1, -1, 2), (1, 1, 1, 1), 5)],
-    [CallDelta("i", 1, -1, -1.0, 60.0, False)],
+    [InteractionDelta("i", 1, -1, -1.0, 60.0, False)],
     [NodeUsage("a", SEQUENCES, 1)],
     [Departure("", "a", 1.0, 1.0)],
     1.0,

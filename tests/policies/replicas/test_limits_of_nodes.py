@@ -30,10 +30,10 @@ def test_what_runs_is_reported_however_many_tenants_are_present(tenants: int) ->
         one.arrived(make_request(f"t{number}"), 1.0)
     runs(one, "t0", 4)
     two.set_elsewhere(one.report(REPORTED_MAX))
-    assert two.full_for(make_request("t1")) is not None
+    assert two.full_node_for(make_request("t1")) is not None
     assert len(one.report(REPORTED_MAX)) <= 2 * REPORTED_MAX
     two.set_elsewhere(())
-    assert two.full_for(make_request("t1")) is None
+    assert two.full_node_for(make_request("t1")) is None
 
 
 def test_while_the_others_are_not_heard_each_keeps_to_its_part() -> None:
@@ -41,8 +41,8 @@ def test_while_the_others_are_not_heard_each_keeps_to_its_part() -> None:
     for gateway in gateways:
         gateway.set_elsewhere((), 4)
         for number in range(20):
-            if gateway.full_for(make_request(f"t{number % 4}")) is None:
+            if gateway.full_node_for(make_request(f"t{number % 4}")) is None:
                 runs(gateway, f"t{number % 4}")
     assert [gateway.running(" g") for gateway in gateways] == [1, 1, 1, 1]
     gateways[0].set_elsewhere(())
-    assert gateways[0].full_for(make_request("t0")) is None
+    assert gateways[0].full_node_for(make_request("t0")) is None

@@ -60,8 +60,8 @@ def test_all_sequences_of_a_request_count_at_a_ceiling() -> None:
     tree, running = PoolTree(GROUP), make_request("a", sequences=2)
     tree.arrived(running, 1.0)
     tree.run(running, 2, 10)
-    assert tree.full_for(make_request("a", sequences=2)) is None
-    assert tree.full_for(make_request("a", sequences=3)) is tree.nodes[" g"], "four may run"
+    assert tree.full_node_for(make_request("a", sequences=2)) is None
+    assert tree.full_node_for(make_request("a", sequences=3)) is tree.nodes[" g"], "four may run"
 
 
 class Gateway:
@@ -200,6 +200,6 @@ def test_what_is_kept_for_one_tenant_leaves_the_rest_to_others(
     tree.sized(4, 1000)
     for name in arrivals:
         tree.arrived(request := make_request(name), 1.0)
-        was_full.append(tree.full_for(request) is not None)
+        was_full.append(tree.full_node_for(request) is not None)
         tree.run(request, 1, 10)
     assert was_full == full
