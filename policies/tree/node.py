@@ -145,7 +145,7 @@ class Node:
         self.running_max = inf if terms.max_running is None else float(terms.max_running)
         self.ceiling_share = terms.ceiling_share
         self.is_by_borrowing = terms.max_share != terms.ceiling_share
-        """True unless `ceiling_share` is the configured `max_share`: it comes from the floor and the borrowing limit."""
+        """True unless `ceiling_share` is the configured `max_share`: the floor and the borrowing limit set it."""
         self.kept_share = terms.kept_share
         # By resource:
         self.used = [0.0, 0.0, 0.0, 0.0]
