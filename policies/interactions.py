@@ -11,7 +11,7 @@ decides:
 
 Matching stays within one flow: a client of another flow that claims an id names its own interaction. An interaction
 opens when its first call is admitted, not when a request claims it. A new question opens a new interaction, even if an
-equal question is open.
+equal question is open, unless a weak key continues one.
 
 An interaction ends when its client says so, after a final answer unless the client named it, or after a silence, which
 may be longer if its last answer asked for more. For a moment after a final answer it rests: an agent that calls its

@@ -373,7 +373,7 @@ class Request:
 class ServiceTokens:
     """The tokens that one request has received.
 
-    `cached` of the `prompt` tokens were found in the engine's cache; None if the engine has not reported it.
+    `cached` of the `prompt` tokens were found in the engine's cache; None if the engine has reported no usage.
     """
 
     prompt: int

@@ -37,7 +37,7 @@ class RankState:
     """Limit of tokens that one step computes."""
     max_num_seqs: int
     total_blocks: int = 0
-    """Blocks that requests can hold, equal to `kv_tokens`."""
+    """Blocks that requests can hold, of `kv_tokens` in all."""
     kv_tokens: int = 0
     free_blocks: int = 0
     running: int = 0

@@ -163,7 +163,7 @@ class Config(Section):
     limits: Limits = Limits()
     """Bounds on queues, buffers and waits."""
     drain_s: float = Field(default=30, ge=0, le=86_400)
-    """Time for running requests to end after SIGTERM."""
+    """Time after SIGTERM in which running and waiting requests are served to their end."""
     access_log: str = Field(default="stdout", min_length=1)
     """Destination of the access log: stdout, off, or the path of a file."""
     tracing: Annotated[TracingConfig, accept_bare_text("endpoint", str | TracingConfig)] | None = None

@@ -96,7 +96,7 @@ def _routes(gateway: OperatedGateway) -> list[web.RouteDef]:
         request_id = request.match_info["id"]
         found = explain(gateway.pools, gateway.recent, request_id)
         if found is None:
-            error = "no decision on this request is remembered: it is not queued or running, and not among the last"
+            error = "no decision on this request is remembered: it does not wait, and is not among the last"
             return web.json_response({"request_id": request_id[:128], "error": error}, status=404)
         return web.json_response(found)
 

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -396,7 +397,7 @@ class Gateway:
         """End the exchanges that are still under way with an error."""
         message = "this gateway is shutting down and could not wait any longer for the answer"
         for pool in self._pools.with_leaving():
-            for exchange in pool.dispatcher.exchanges():
+            for exchange in sorted(pool.dispatcher.exchanges(), key=attrgetter("phase")):  # what waits is not sent
                 exchange.stop(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
 
     async def _close(self) -> None:

@@ -2,8 +2,8 @@
 
 The sources in their order: the client's own words (`x-fairgate-*` headers); the content (a tool's result continues an
 answer, a user's turn begins an interaction); a raw prompt, if it extends an earlier one. An agent's session spans
-several interactions, so a session header only separates conversations that look alike. All of it is a claim: it groups
-calls within one flow, nothing more.
+several interactions, so a session header is a weak key, and a strong one only for a tool's result. All of it is a
+claim: it groups calls within one flow, nothing more.
 
 Ids leave this module hashed: they are short whatever the client wrote, and a log may hold them.
 """

@@ -86,7 +86,7 @@ class Policy:
         expected_blocks, reported, cached = progress.cached_blocks, service.cached, service.cached
         if reported is not None:  # an engine's report is believed within possible bounds
             cached = reported = max(0, min(reported, service.prompt))
-        elif expected_blocks:  # the answer is not complete, so the expected number is used
+        elif expected_blocks:  # not reported (yet), so the expected number is used
             cached = tokens_of_blocks(expected_blocks, request.prefix, service.prompt)
         if cached != service.cached:
             service = ServiceTokens(service.prompt, service.output, cached)

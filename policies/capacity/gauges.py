@@ -27,7 +27,7 @@ class CapacitySettings:
     )
     max_concurrency: int | None = setting(
         None,
-        "Most requests in flight at an engine without metrics. Default: found by trial.",
+        "Most requests in flight at an engine, whatever its metrics say. Default: by metrics, else found by trial.",
         kind=int,
         least=1,
         most=1_000_000,

@@ -5,9 +5,9 @@ lack it. Then it is learned:
 
     from                            raised by                 lowered by
     gauges                          `raise_to`                `lower_to`
-    streams                         `raise_to`                `refused`
+    streams                         `raise_to`                `learn_from_refusal`
     whole answers without gauges    `learn_without_gauges`    `learn_without_gauges`, if answers get slower
-    a refusal for lack of room      `refused`                 `refused`
+    a refusal for lack of room      `learn_from_refusal`      `learn_from_refusal`
 """
 
 from __future__ import annotations

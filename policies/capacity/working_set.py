@@ -114,9 +114,9 @@ class WorkingSet:
         self.batch_share = 0.0
         """Part of K that batch work has beside other work."""
         self._now = self._entered_s = -inf
+        """Time of the last `expire`, and of the last start that entered without room."""
         self.passing = ""
         """Id of the single question that runs although its tenant is ahead while starts wait; one at a time."""
-        """Time of the last `expire`, and of the last start that entered without room."""
         self._count = 0
         """Number of contexts."""
         self._idle: OrderedDict[Context, None] = OrderedDict()

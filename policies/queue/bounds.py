@@ -37,7 +37,7 @@ class QueueLimits:
     )
     queue_wait_s_max_inside: float = setting(
         600,
-        "Longest wait of class batch, and of a call inside an open interaction (fairserve only).",
+        "Longest wait of class batch, and of a call inside an open interaction (fairserve and wsc).",
         kind=float,
         above=0,
         most=86_400,

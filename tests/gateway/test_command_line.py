@@ -18,6 +18,7 @@ from gateway.process.gateway import Gateway
 from tests.commands import run, running
 from tests.gateway.capture import DONE, OK, Upstream, replies, token
 from tests.gateway.live import WAIT_S, Live, Starter, chat, events, until
+from tests.kit.held import Held, one_at_a_time
 from tests.kit.served import Streams, config_file, is_refused, serving, status_of_one
 from tests.ports import free_port
 
@@ -312,6 +313,22 @@ async def test_a_stream_that_is_not_waited_for_ends_with_a_visible_error(
         [line] = [json.loads(line) for line in gate.command.out.splitlines()]
         assert (line["outcome"], line["reason"], line["tokens_out"]) == ("failed", "draining", 1)
         assert "Traceback" not in gate.command.said
+
+
+async def test_what_waits_is_not_sent_when_the_time_to_drain_is_over(start: Starter) -> None:
+    async with Upstream(Held()) as upstream, aiohttp.ClientSession() as http:
+        config = start.config(pools=one_at_a_time(upstream.url))
+        live = Live(Gateway(config), http, Path(config.access_log))
+        await live.gateway.start()
+        asked = [asyncio.create_task(live.ask("/v1/chat/completions", chat())) for _ in range(3)]
+        await until(lambda: live.engine.dispatched == 1 and live.engine.queued == 2)
+        await live.gateway.stop(0)
+        assert [(await each).status for each in asked] == [503] * 3
+        assert sorted(line["backend"] or "" for line in await live.lines(3)) == [
+            "",
+            "",
+            config.pools[0].backends[0].name,
+        ]
 
 
 # --- the other commands ---

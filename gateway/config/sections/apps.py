@@ -12,7 +12,7 @@ from policies.interactions import InteractionSettings
 
 
 class InteractionRules(Section):
-    """Rules that recognise the calls of one answer. None of the rules asks clients to change. fairserve only."""
+    """Rules that recognise the calls of one answer. None asks clients to change. fairserve and wsc only."""
 
     headers: bool = True
     """Use the headers x-fairgate-interaction, -stage and -end."""
@@ -56,4 +56,4 @@ class AppConfig(Section):
     """Rules for the app's interactions, in place of the common rules."""
     normal_service: PerStage | None = None
     """Normal cost of a call (alpha, beta, gamma times its input, system, output tokens), in place of the learned cost:
-    one number, or one for each stage, the last for all later stages. fairserve only."""
+    one number, or one for each stage, the last for all later stages. fairserve and wsc only."""

@@ -29,7 +29,7 @@ class Limits(Section):
     """Largest JSON body; files (batches, audio) are not JSON. Reading 8 MiB blocks all else for 30 ms, 70 ms at worst.
     Default: 8 MiB, or what memory_max allows."""
     header_bytes_max: int = Field(default=65_536, ge=1024, le=16_777_216)
-    """Largest head of a request or response, and of all unfinished heads without a key from one address."""
+    """Largest head of a request, and of all unfinished heads without a key from one address."""
     connections_max: int | None = Field(default=None, ge=1, le=1_000_000)
     """Open client connections; beyond this the longest idle are closed. Bounded by the limit of open files. Default:
     what memory_max allows."""
