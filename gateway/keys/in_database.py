@@ -41,14 +41,14 @@ class DatabaseKeys(KeyTable):
                 yield key_hash.encode() if is_text else b"?", _bytes(noted)
 
     async def note(self, changes: Mapping[str, str | None]) -> None:
+        noted = [(key_hash, entry) for key_hash, entry in changes.items() if entry is not None]
+
         def written(database: Database) -> None:
             with database.transaction() as step:
                 step.do_each("DELETE FROM fairgate_keys WHERE hash = %s", [(key_hash,) for key_hash in changes])
-                for key_hash, noted in changes.items():
-                    if noted is not None:
-                        step.do(_NOTE, (key_hash, noted))
+                step.do_each(_NOTE, noted)
                 [(count,)] = step.ask("SELECT COUNT(*) FROM fairgate_keys")
-                if count > KEYS_MAX and any(noted is not None for noted in changes.values()):
+                if count > KEYS_MAX and noted:
                     raise StoreRefused(f"it holds {KEYS_MAX} keys already: revoke some that were issued before")
                 step.do(_MARK, (secrets.token_hex(8),))
 
