@@ -26,8 +26,8 @@ from gateway.operator.guard import guard
 from gateway.operator.operated import OperatedGateway
 from gateway.operator.page.files import page
 from gateway.operator.pool_metrics import PoolGauges
+from gateway.operator.snapshots.recent_sums import sums_of_pools
 from gateway.operator.snapshots.snapshot import SnapshotSource, snapshot_of
-from gateway.operator.snapshots.spans import sums_of_pools
 from gateway.operator.snapshots.state_document import state
 from gateway.storage.store_errors import StoreError
 from gateway.usage.database import Database

@@ -20,7 +20,7 @@ from policies.limits.quotas import GROUP, Quotas
 if TYPE_CHECKING:
     from gateway.config.model import Config
     from gateway.operator.operated import OperatedGateway
-    from gateway.operator.snapshots.spans import Sums
+    from gateway.operator.snapshots.recent_sums import Sums
     from gateway.pool.backend import Backend
     from gateway.pool.pool import Pool
     from policies.capacity.ledger import BackendLedger

@@ -1,7 +1,7 @@
 """What is known of a prompt before an engine has read it: size, estimated tokens, and hashes of its leading blocks.
 
 Tokens are estimated from bytes, by a ratio that the engines' counts teach. By the hashes a policy finds the engine that
-has the prompt in its cache. Hashed is the prompt's JSON, in the order of chat templates. Equal beginnings of
+has the prompt in its cache. The hashes are of the prompt's JSON, in the order of chat templates. Equal beginnings of
 the text are equal beginnings of the tokens, as long as the client writes its JSON the same way each time.
 """
 

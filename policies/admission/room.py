@@ -383,7 +383,7 @@ class PoolRoom:
         """
         for engine, order in self._policy.queues().items():
             backlog = order.backlog
-            for request, node in backlog.sleeping_heads(is_line=engine != "") if backlog is not None else ():
+            for request, node in backlog.sleeping_heads(has_one_engine=engine != "") if backlog is not None else ():
                 blocked = Blocked.everywhere(request, (engine,) if engine else self._backends, Obstacle.CEILING)
                 blocked.ceiling = node
                 yield blocked

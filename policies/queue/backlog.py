@@ -200,13 +200,13 @@ class Backlog:
             self._leave_node(tenant)
             line.wake(tenant)
 
-    def sleeping_heads(self, *, is_line: bool) -> list[tuple[Request, str]]:
+    def sleeping_heads(self, *, has_one_engine: bool) -> list[tuple[Request, str]]:
         """Return the full nodes in order: the next request of the least served interactive tenant there, and the node.
 
-        `is_line`: the queue is that of one engine, so only those are returned that go before the waking head.
+        `has_one_engine`: the queue is that of one engine, where the next awake request holds up all that go after it.
         """
         line, head = self.tenants, self.tenants.least()
-        most = line.rank(head) if is_line and head is not None else inf
+        most = line.rank(head) if has_one_engine and head is not None else inf
         found = [
             (line.rank(tenant), request, key)
             for key, tenant, request in self._first_at_nodes()

@@ -296,7 +296,7 @@ class Channel:
                 each.hears(content)
         return len(self._channel)
 
-    def continue_quotas(self) -> None:
+    def resume(self) -> None:
         self.is_hung = False
         assert self.hears is not None
         for content in self.unheard:
@@ -330,8 +330,19 @@ async def test_a_replica_that_hangs_is_waited_for_once(start: Starter, monkeypat
             for _ in range(50):  # tenants, one after the other
                 assert not (await asking.snapshot()).not_ready
             answers = stores[0].heard + len(stores[1].unheard)
-            stores[1].continue_quotas()
+            stores[1].resume()
             await until(lambda answers=answers: stores[0].heard >= answers)  # type: ignore[misc]
+        channel.remove(stores[1])
+        questions, publish = list[bytes](), stores[0].publish
+
+        async def published(pool: str, content: bytes) -> int:
+            questions.append(content)
+            return await publish(pool, content)
+
+        monkeypatch.setattr(stores[0], "publish", published)
+        for _ in range(3):
+            await asking.snapshot()
+        assert len(msgspec.msgpack.decode(questions[-1])["known"]) == 1, "a replica that is gone is forgotten"
         await background.stop()
 
 

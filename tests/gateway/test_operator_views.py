@@ -14,9 +14,9 @@ import pytest
 from gateway.operator.snapshots import snapshot as snapshots
 from gateway.operator.snapshots import state_document as present
 from gateway.operator.snapshots.of_replicas import decode_answer, encode
+from gateway.operator.snapshots.recent_sums import Sums, TenantSums, set_due, sums
 from gateway.operator.snapshots.snapshot import PoolSnapshot, ReplicaAnswer, RunningRequest, together
 from gateway.operator.snapshots.snapshot import snapshot_of as of_process
-from gateway.operator.snapshots.spans import Sums, TenantSums, set_due, sums
 from gateway.telemetry.ends import EndedRequest
 from gateway.telemetry.recent_requests import MINUTE_S, RecentRequests
 from policies.queue.bounds import QueueSummary

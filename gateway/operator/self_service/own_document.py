@@ -9,8 +9,8 @@ from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 
 from gateway.keys.identity import DEFAULT_APP, Principal
+from gateway.operator.snapshots.recent_sums import Sums, TenantSums
 from gateway.operator.snapshots.snapshot import PoolSnapshot
-from gateway.operator.snapshots.spans import Sums, TenantSums
 from gateway.operator.snapshots.state_document import describe_reason, ended_request
 from gateway.pool.pool import Pool
 from gateway.telemetry.ends import OwnMinute

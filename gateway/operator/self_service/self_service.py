@@ -15,8 +15,8 @@ from typing import Final
 from gateway.operator.operated import OperatedGateway
 from gateway.operator.page.files import FOLDER, contents
 from gateway.operator.self_service.own_document import Data, RecentService, own_document
+from gateway.operator.snapshots.recent_sums import sums_of_pools
 from gateway.operator.snapshots.snapshot import SnapshotSource
-from gateway.operator.snapshots.spans import sums_of_pools
 from gateway.proxy.background_handler import BackgroundHandler
 from gateway.proxy.pipeline import Pipeline
 from gateway.proxy.request_context import RequestContext

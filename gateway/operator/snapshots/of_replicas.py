@@ -58,7 +58,7 @@ class Replicas:
         self._store = store
         self.recent = RecentRequests(gateway.config.bounds.size("ends"))
         self._known: dict[str, int] = {}
-        """Number of ends that are known here, by replica."""
+        """Number of ends that are known here, by replica that answers or is silent."""
         self._names: list[str] = []
         """Names of the replicas that answered the last question."""
         self._silent: set[str] = set()
@@ -92,7 +92,8 @@ class Replicas:
 
     def _merged(self, answers: dict[str, ReplicaAnswer], silent: list[str]) -> GatewaySnapshot:
         """Merge the answers, the own one first. `silent`: replicas that did not answer."""
-        self._known |= {name: one.ends_count for name, one in answers.items()}
+        counts = {name: one.ends_count for name, one in answers.items()}
+        self._known = {name: count for name, count in self._known.items() if name in self._silent} | counts
         ends = [end for one in answers.values() for end in one.ends]
         self.recent.add_reported(sorted(ends, key=lambda end: end.ended_s))
         whole = together([(name, one.snapshot) for name, one in answers.items()])

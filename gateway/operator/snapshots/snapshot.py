@@ -109,7 +109,7 @@ class GatewaySnapshot(msgspec.Struct):
 
 
 class SnapshotSource(Protocol):
-    """A source of snapshots: a gateway's of itself, or the hub's of all workers."""
+    """A source of snapshots: of one gateway, of all workers of its hub, or of all replicas."""
 
     @property
     def config(self) -> Config: ...

@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.operator.snapshots.recent_sums import Sums, TenantSums, sums_of_pools
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, PoolSnapshot
-from gateway.operator.snapshots.spans import Sums, TenantSums, sums_of_pools
 from gateway.telemetry.ends import EndedRequest
 from gateway.telemetry.recent_requests import RecentRequests
 from policies.admission.explanation import OF_OBSTACLE, OF_REFUSAL, OF_WAIT, waited_in_words
